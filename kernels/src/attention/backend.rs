@@ -1,0 +1,143 @@
+//! How burn calls the attention: the dispatched operation, its kernels per backend, and its gradient.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, DType, Flex, TensorMetadata, backend_extension};
+use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::{Autodiff, NodeId};
+use burn_flex::FlexTensor;
+
+use super::{Attention, Heads, Isa, cpu};
+
+/// The differentiable operation, dispatched at run time to the tensor's backend.
+#[backend_extension(Autodiff, Flex)]
+pub trait AttentionOps: Backend {
+    /// See [`windowed_attention`](super::windowed_attention).
+    fn windowed_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        attention: Attention,
+    ) -> FloatTensor<Self>;
+}
+
+/// What the forward pass computed.
+#[derive(Debug, Clone)]
+pub struct Output<B: Backend> {
+    /// The result, shaped as `q`.
+    pub out: FloatTensor<B>,
+    /// Base-2 logarithm of every query's sum of `2^(score * log2(e))`: `[tokens, query heads]`.
+    pub lse: FloatTensor<B>,
+}
+
+/// What a backend implements: both directions, without automatic differentiation.
+pub trait AttentionKernel: Backend {
+    /// The result and the log-sum-exp.
+    fn forward(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, attention: &Attention)
+    -> Output<Self>;
+
+    /// `(dq, dk, dv)` from the inputs, the output of [`forward`](Self::forward) and the gradient of the result.
+    fn backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        output: Output<Self>,
+        dout: FloatTensor<Self>,
+        attention: &Attention,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+fn heads(q: &FlexTensor, k: &FlexTensor) -> Heads {
+    Heads { query: q.shape()[1], kv: k.shape()[1], dim: q.shape()[2] }
+}
+
+impl AttentionKernel for Flex {
+    fn forward(q: FlexTensor, k: FlexTensor, v: FlexTensor, attention: &Attention) -> Output<Flex> {
+        let heads = heads(&q, &k);
+        let (q, k, v) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous());
+        let mut out = FlexTensor::empty(q.shape(), DType::F32);
+        let mut lse = FlexTensor::empty([q.shape()[0], heads.query].into(), DType::F32);
+        let inputs = cpu::Inputs { q: q.storage(), k: k.storage(), v: v.storage(), heads, attention };
+        cpu::forward(Isa::detect(), &inputs, out.storage_mut(), lse.storage_mut());
+        Output { out, lse }
+    }
+
+    fn backward(
+        q: FlexTensor,
+        k: FlexTensor,
+        v: FlexTensor,
+        output: Output<Flex>,
+        dout: FlexTensor,
+        attention: &Attention,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let heads = heads(&q, &k);
+        let (q, k, v, dout) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous(), dout.to_contiguous());
+        let mut dq = FlexTensor::zeros(q.shape(), DType::F32);
+        let (mut dk, mut dv) = (FlexTensor::zeros(k.shape(), DType::F32), FlexTensor::zeros(v.shape(), DType::F32));
+        let inputs = cpu::Inputs { q: q.storage(), k: k.storage(), v: v.storage(), heads, attention };
+        let saved = cpu::Saved { out: output.out.storage(), lse: output.lse.storage(), dout: dout.storage() };
+        let gradients = cpu::Gradients { dq: dq.storage_mut(), dk: dk.storage_mut(), dv: dv.storage_mut() };
+        cpu::backward(Isa::detect(), &inputs, &saved, gradients);
+        (dq, dk, dv)
+    }
+}
+
+impl AttentionOps for Flex {
+    fn windowed_attention(q: FlexTensor, k: FlexTensor, v: FlexTensor, attention: Attention) -> FlexTensor {
+        Self::forward(q, k, v, &attention).out
+    }
+}
+
+#[derive(Debug, Clone)]
+struct State<B: Backend> {
+    q: NodeId,
+    k: NodeId,
+    v: NodeId,
+    output: Output<B>,
+    attention: Attention,
+}
+
+#[derive(Debug)]
+struct AttentionBackward;
+
+impl<B: AttentionKernel> Backward<B, 3> for AttentionBackward {
+    type State = State<B>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dout = grads.consume::<B>(&ops.node);
+        let State { q, k, v, output, attention } = ops.state;
+        let q: FloatTensor<B> = checkpointer.retrieve_node_output(q);
+        let k: FloatTensor<B> = checkpointer.retrieve_node_output(k);
+        let v: FloatTensor<B> = checkpointer.retrieve_node_output(v);
+        let (dq, dk, dv) = B::backward(q, k, v, output, dout, &attention);
+        for (parent, gradient) in ops.parents.into_iter().zip([dq, dk, dv]) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, gradient);
+            }
+        }
+    }
+}
+
+impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
+    fn windowed_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        attention: Attention,
+    ) -> FloatTensor<Self> {
+        match AttentionBackward.prepare::<C>([q.node(), k.node(), v.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let nodes = [&q, &k, &v].map(|input| prep.checkpoint(input));
+                let output = B::forward(q.into_primitive(), k.into_primitive(), v.into_primitive(), &attention);
+                let out = output.out.clone();
+                let [q, k, v] = nodes;
+                prep.finish(State { q, k, v, output, attention }, out)
+            }
+            OpsKind::UnTracked(prep) => {
+                let output = B::forward(q.into_primitive(), k.into_primitive(), v.into_primitive(), &attention);
+                prep.finish(output.out)
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Causal attention inside document segments, over an optional sliding window, with grouped query heads.
+//!
+//! Scores exist one tile at a time: the forward pass is FlashAttention-2's online softmax (Dao, arXiv 2307.08691),
+//! which keeps one log-sum-exp per token and head, and the backward pass computes each tile of scores again from it.
+//! There is no mask tensor: a tile outside the window, the segment or the causal triangle is never visited, so the
+//! work is `O(tokens * min(segment, window) * head_dim)`.
+
+mod backend;
+mod buffer;
+pub mod cpu;
+pub mod reference;
+mod segments;
+mod simd;
+mod tile;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+pub use backend::{AttentionKernel, AttentionOps};
+pub use segments::{Segments, SegmentsError};
+pub use simd::Isa;
+
+/// Which keys a query sees, and how scores are scaled.
+#[derive(Debug, Clone)]
+pub struct Attention {
+    /// The documents of the micro-batch; no query sees a key of another one.
+    pub segments: Segments,
+    /// Query `i` sees keys `i - window + 1 ..= i` of its segment; all up to `i` where there is no window.
+    pub window: Option<usize>,
+    /// Factor on `q . k` before the softmax.
+    pub scale: f64,
+}
+
+/// Sizes of the heads: query head `h` reads key and value head `h / (query / kv)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Number of query heads, a multiple of `kv`.
+    pub query: usize,
+    /// Number of key and value heads.
+    pub kv: usize,
+    /// Values per head.
+    pub dim: usize,
+}
+
+/// Attention of `q [tokens, query heads, head_dim]` over `k`, `v` `[tokens, kv heads, head_dim]`, all f32; the result
+/// has the shape of `q`. Heads of 16 to 512 values are meant; multiples of 16 are the fast ones.
+///
+/// Differentiable in `q`, `k` and `v`. Kept for the backward pass: these three, the result, and the log-sum-exp
+/// `[tokens, query heads]`. Results do not depend on the number of threads, and those of a segment do not depend on
+/// the other segments, to the last bit.
+///
+/// # Panics
+/// If the shapes, the segments and each other do not fit, on a window of 0, or on a dtype other than f32.
+pub fn windowed_attention(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    segments: &Segments,
+    window: Option<usize>,
+    scale: f64,
+) -> Tensor<3> {
+    let ([tokens, query, dim], [_, kv, _]) = (q.dims(), k.dims());
+    assert_eq!(k.dims(), [tokens, kv, dim], "windowed_attention: k does not fit q {:?}", q.dims());
+    assert_eq!(v.dims(), k.dims(), "windowed_attention: k and v have one shape");
+    assert!(kv > 0 && query % kv == 0, "windowed_attention: {query} query heads over {kv} key and value heads");
+    assert_eq!(segments.tokens(), tokens, "windowed_attention: the segments end where the tokens do");
+    assert_ne!(window, Some(0), "windowed_attention: a query sees itself, so a window is at least 1");
+    let attention = Attention { segments: segments.clone(), window, scale };
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    Tensor::from_dispatch(Dispatch::windowed_attention(q, k, v, attention))
+}

@@ -1,0 +1,15 @@
+//! The kernels of tunehost: each module holds a contract with its gradient (`mod.rs`), a plain f64 reference
+//! (`reference.rs`) and the CPU implementation (`cpu.rs`).
+
+pub mod attention;
+pub mod cross_entropy;
+mod flex;
+pub mod glu;
+pub mod linear;
+pub mod matmul;
+pub mod moe;
+pub mod norm;
+pub mod rope;
+pub mod simd;
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,193 @@
+//! The linear layer as operations of a burn backend.
+
+use super::{Dropout, cpu};
+use crate::flex::{Packed, float_tensor};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+
+/// Backend operations of [`lora_linear`](super::lora_linear); shapes as there.
+#[backend_extension(Autodiff, Flex)]
+pub trait LinearOps: Backend {
+    /// x W^T.
+    fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Gradient of [`frozen_linear`](Self::frozen_linear) to `x`.
+    fn frozen_linear_backward(weight: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// The output `[n, out]` and the adapter's inner product `[n, rank]`, which the backward pass needs again.
+    fn lora_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dropout: Option<Dropout>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Gradients to `x`, `a` and `b`.
+    #[allow(clippy::too_many_arguments)]
+    fn lora_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        inner: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        scale: f64,
+        dropout: Option<Dropout>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// The slices of an adapter as the CPU kernels take them.
+fn adapter<'a>(a: &'a Packed, b: &'a Packed, scale: f64, dropout: Option<Dropout>) -> cpu::Adapter<'a> {
+    let [rank, _] = a.dims();
+    cpu::Adapter { a: a.f32(), b: b.f32(), rank, scale: scale as f32, dropout }
+}
+
+impl LinearOps for Flex {
+    fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, weight) = (Packed::new(x), Packed::new(weight));
+        let ([n, input], [output, _]) = (x.dims(), weight.dims());
+        let y = cpu::linear(x.f32(), weight.f32(), cpu::Shape { n, input, output });
+        float_tensor(y, [n, output])
+    }
+
+    fn frozen_linear_backward(weight: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (weight, d_y) = (Packed::new(weight), Packed::new(d_y));
+        let ([n, output], [_, input]) = (d_y.dims(), weight.dims());
+        let d_x = cpu::linear_backward(weight.f32(), d_y.f32(), cpu::Shape { n, input, output });
+        float_tensor(d_x, [n, input])
+    }
+
+    fn lora_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dropout: Option<Dropout>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, weight, a, b) = (Packed::new(x), Packed::new(weight), Packed::new(a), Packed::new(b));
+        let ([n, input], [output, _]) = (x.dims(), weight.dims());
+        let adapter = adapter(&a, &b, scale, dropout);
+        let (y, inner) = cpu::lora_linear(x.f32(), weight.f32(), &adapter, cpu::Shape { n, input, output });
+        (float_tensor(y, [n, output]), float_tensor(inner, [n, adapter.rank]))
+    }
+
+    fn lora_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        inner: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        scale: f64,
+        dropout: Option<Dropout>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, weight, a, b) = (Packed::new(x), Packed::new(weight), Packed::new(a), Packed::new(b));
+        let (inner, d_y) = (Packed::new(inner), Packed::new(d_y));
+        let ([n, input], [output, _]) = (x.dims(), weight.dims());
+        let adapter = adapter(&a, &b, scale, dropout);
+        let rank = adapter.rank;
+        let shape = cpu::Shape { n, input, output };
+        let (d_x, d_a, d_b) = cpu::lora_linear_backward(x.f32(), weight.f32(), &adapter, inner.f32(), d_y.f32(), shape);
+        (float_tensor(d_x, [n, input]), float_tensor(d_a, [rank, input]), float_tensor(d_b, [output, rank]))
+    }
+}
+
+#[derive(Debug)]
+struct LinearBackward;
+
+impl<B: LinearOps> Backward<B, 1> for LinearBackward {
+    /// The weight.
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d_y = grads.consume::<B>(&ops.node);
+        if let [Some(x)] = ops.parents {
+            grads.register::<B>(x.id, B::frozen_linear_backward(ops.state, d_y));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct LoraLinearBackward;
+
+#[derive(Clone, Debug)]
+struct LoraLinearState<B: Backend> {
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+    inner: FloatTensor<B>,
+    scale: f64,
+    dropout: Option<Dropout>,
+}
+
+impl<B: LinearOps> Backward<B, 3> for LoraLinearBackward {
+    type State = LoraLinearState<B>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d_y = grads.consume::<B>(&ops.node);
+        let LoraLinearState { x, weight, a, b, inner, scale, dropout } = ops.state;
+        let (d_x, d_a, d_b) = B::lora_linear_backward(x, weight, a, b, inner, d_y, scale, dropout);
+        for (parent, gradient) in ops.parents.into_iter().zip([d_x, d_a, d_b]) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, gradient);
+            }
+        }
+    }
+}
+
+impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
+    fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let weight = weight.into_primitive();
+        match LinearBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(weight.clone(), B::frozen_linear(x.into_primitive(), weight)),
+            OpsKind::UnTracked(prep) => prep.finish(B::frozen_linear(x.into_primitive(), weight)),
+        }
+    }
+
+    fn frozen_linear_backward(_: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        unreachable!("first derivatives only: a gradient is not differentiated again")
+    }
+
+    fn lora_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dropout: Option<Dropout>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let prepared = LoraLinearBackward.prepare::<C>([x.node(), a.node(), b.node()]).compute_bound().stateful();
+        let (x, weight) = (x.into_primitive(), weight.into_primitive());
+        let (a, b) = (a.into_primitive(), b.into_primitive());
+        let (y, inner) = B::lora_linear(x.clone(), weight.clone(), a.clone(), b.clone(), scale, dropout);
+        let y = match prepared {
+            OpsKind::Tracked(prep) => {
+                let inner = inner.clone();
+                prep.finish(LoraLinearState { x, weight, a, b, inner, scale, dropout }, y)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        };
+        (y, Self::from_inner(inner))
+    }
+
+    fn lora_linear_backward(
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: f64,
+        _: Option<Dropout>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        unreachable!("first derivatives only: a gradient is not differentiated again")
+    }
+}

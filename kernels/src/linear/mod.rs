@@ -1,0 +1,56 @@
+//! Linear layer with a frozen weight and an optional LoRA adapter (Hu et al., "LoRA", 2021):
+//! y = x W^T + scale * (drop(x) A^T) B^T.
+
+mod backend;
+mod cpu;
+pub mod reference;
+
+pub use backend::LinearOps;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+/// Dropout on the adapter's input. Which elements are dropped is a function of the seed and the element's place alone, so
+/// a recomputed forward pass drops the same ones and no mask is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Share of elements that are dropped, in [0, 1). The others are multiplied by 1 / (1 - p).
+    pub p: f64,
+    /// Chooses the elements; another seed for each step and module.
+    pub seed: u64,
+}
+
+/// The trained low-rank pair beside a frozen weight.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// A: `[rank, in]`.
+    pub a: Tensor<2>,
+    /// B: `[out, rank]`.
+    pub b: Tensor<2>,
+    /// Factor of the adapter's output, usually alpha / rank.
+    pub scale: f64,
+    /// Dropout of the adapter's input, in training only.
+    pub dropout: Option<Dropout>,
+}
+
+/// y = x W^T, plus the adapter's part: `[n, out]`, f32.
+///
+/// `x` is `[n, in]` and `weight` `[out, in]`. Gradients go to `x` and to the adapter; the weight is frozen and never gets
+/// one. Between forward and backward only `x` and the `[n, rank]` product are kept.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -> Tensor<2> {
+    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    let y = match adapter {
+        None => Dispatch::frozen_linear(x, weight),
+        Some(Adapter { a, b, scale, dropout }) => {
+            let (a, b) = (a.clone().into_dispatch(), b.clone().into_dispatch());
+            Dispatch::lora_linear(x, weight, a, b, *scale, *dropout).0
+        }
+    };
+    Tensor::from_dispatch(y)
+}
+
+#[cfg(test)]
+mod tests;

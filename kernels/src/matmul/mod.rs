@@ -1,0 +1,220 @@
+//! Matrix products on f32 slices, the engine under every kernel here.
+//!
+//! Element (i, j) of a product is a sum over the depth in blocks of 512, each block summed in order. That
+//! order depends on nothing else: not on how many rows or columns stand beside the element, not on the split into tasks,
+//! not on the number of threads. A row computed alone has the bits it has among a thousand.
+//!
+//! The scheme is the usual one (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008): the
+//! right operand is packed into panels of 64 columns that stay in the second-level cache, and a register tile of 6 rows
+//! runs down the depth. The left operand is read in place.
+
+mod micro;
+mod pack;
+
+use crate::simd::Isa;
+use micro::Tile;
+use pack::{COLS, DEPTH, PackBuffer};
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// A borrowed matrix of f32: row-major, or the transpose of a row-major one.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    transposed: bool,
+}
+
+impl<'a> Matrix<'a> {
+    /// The row-major matrix `[rows, cols]` in `data`.
+    ///
+    /// # Panics
+    /// If `data` does not hold exactly `rows * cols` values.
+    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+        assert_eq!(data.len(), rows * cols, "a {rows} x {cols} matrix needs {} values", rows * cols);
+        Self { data, rows, cols, stride: cols, transposed: false }
+    }
+
+    /// The transpose, without moving anything.
+    pub fn t(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, transposed: !self.transposed, ..self }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The rows in `range`.
+    pub fn row_range(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.rows);
+        if range.is_empty() {
+            return Self { data: &[], rows: 0, ..self };
+        }
+        let start = if self.transposed { range.start } else { range.start * self.stride };
+        Self { data: &self.data[start..], rows: range.len(), ..self }
+    }
+
+    /// The columns in `range`.
+    pub fn col_range(self, range: Range<usize>) -> Self {
+        self.t().row_range(range).t()
+    }
+}
+
+/// Whether a product replaces what the output holds or is added to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// out = product
+    Set,
+    /// out += product
+    Add,
+}
+
+/// out = lhs * rhs (or out += lhs * rhs) on the calling thread. `out` is row-major `[lhs.rows, rhs.cols]`; `lhs` must not
+/// be a transpose.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn matmul(lhs: Matrix, rhs: Matrix, out: &mut [f32], write: Write) {
+    check(lhs, rhs, out.len(), rhs.cols);
+    // SAFETY: `check` made sure that `out` holds lhs.rows rows of rhs.cols values, and it is borrowed mutably.
+    unsafe { product(Isa::detect(), lhs, rhs, out.as_mut_ptr(), rhs.cols, write) }
+}
+
+/// out = the sum of the products `lhs * rhs`, on all threads of the current rayon pool; added to `out` with
+/// [`Write::Add`]. Every product has the shape of `out`, row-major `[rows, cols]`.
+///
+/// # Panics
+/// If the shapes do not fit together or there is no product.
+pub fn par_matmul(products: &[(Matrix, Matrix)], out: &mut [f32], write: Write) {
+    let (rows, cols) = (products[0].0.rows, products[0].1.cols);
+    for &(lhs, rhs) in products {
+        assert_eq!((lhs.rows, rhs.cols), (rows, cols), "the products differ in shape");
+        check(lhs, rhs, out.len(), cols);
+    }
+    let isa = Isa::detect();
+    let row_blocks = blocks(rows, 512, micro::ROWS);
+    let col_blocks = blocks(cols, 128, COLS);
+    let shared = SharedOut(out.as_mut_ptr());
+    let task = |index: usize| {
+        let row_range = row_blocks.range(index / col_blocks.count);
+        let col_range = col_blocks.range(index % col_blocks.count);
+        let out = shared.at(row_range.start * cols + col_range.start);
+        for (i, &(lhs, rhs)) in products.iter().enumerate() {
+            let (lhs, rhs) = (lhs.row_range(row_range.clone()), rhs.col_range(col_range.clone()));
+            let write = if i == 0 { write } else { Write::Add };
+            // SAFETY: the blocks of two tasks do not overlap, all lie inside `out` (checked above), and `out` stays
+            // borrowed mutably until every task has ended.
+            unsafe { product(isa, lhs, rhs, out, cols, write) };
+        }
+    };
+    let tasks = row_blocks.count * col_blocks.count;
+    if tasks == 1 {
+        task(0);
+    } else {
+        (0..tasks).into_par_iter().for_each(task);
+    }
+}
+
+fn check(lhs: Matrix, rhs: Matrix, out_len: usize, cols: usize) {
+    assert!(!lhs.transposed, "the left operand must be row-major");
+    assert_eq!(lhs.cols, rhs.rows, "the operands differ in depth");
+    assert_eq!(out_len, lhs.rows * cols, "the output has the wrong size");
+}
+
+/// `len` split into `count` equal blocks of `size` (the last one shorter).
+struct Blocks {
+    len: usize,
+    size: usize,
+    count: usize,
+}
+
+impl Blocks {
+    fn range(&self, index: usize) -> Range<usize> {
+        index * self.size..((index + 1) * self.size).min(self.len)
+    }
+}
+
+/// Splits `len` into blocks of about `target`, whole multiples of `unit` but for the last.
+fn blocks(len: usize, target: usize, unit: usize) -> Blocks {
+    let size = len.div_ceil(len.div_ceil(target).max(1)).next_multiple_of(unit).max(unit);
+    Blocks { len, size, count: len.div_ceil(size) }
+}
+
+/// The start of an output that several tasks write disjoint blocks of.
+struct SharedOut(*mut f32);
+
+// SAFETY: the pointer is only dereferenced by tasks whose blocks are disjoint (see `par_matmul`).
+unsafe impl Sync for SharedOut {}
+
+impl SharedOut {
+    fn at(&self, offset: usize) -> *mut f32 {
+        self.0.wrapping_add(offset)
+    }
+}
+
+thread_local! {
+    static PANELS: RefCell<PackBuffer> = RefCell::new(PackBuffer::default());
+}
+
+/// The serial product. `out` is the first element of the output, whose rows are `out_stride` apart.
+///
+/// # Safety
+/// `out` must be valid for writes (and reads) of `lhs.rows` rows of `rhs.cols` values, `out_stride` apart, that nobody
+/// else touches meanwhile. The operands must agree in depth, and `lhs` must not be transposed.
+unsafe fn product(isa: Isa, lhs: Matrix, rhs: Matrix, out: *mut f32, out_stride: usize, write: Write) {
+    if lhs.rows == 0 || rhs.cols == 0 {
+        return;
+    }
+    if lhs.cols == 0 {
+        if write == Write::Set {
+            for row in 0..lhs.rows {
+                // SAFETY: rows of the output, by the caller's promise.
+                unsafe { std::slice::from_raw_parts_mut(out.add(row * out_stride), rhs.cols) }.fill(0.0);
+            }
+        }
+        return;
+    }
+    PANELS.with_borrow_mut(|panels| {
+        for first_col in (0..rhs.cols).step_by(pack::BLOCK_COLS) {
+            let cols = pack::BLOCK_COLS.min(rhs.cols - first_col);
+            for first_depth in (0..lhs.cols).step_by(DEPTH) {
+                let depth = DEPTH.min(lhs.cols - first_depth);
+                let block = rhs.col_range(first_col..first_col + cols).row_range(first_depth..first_depth + depth);
+                panels.pack(isa, block);
+                let accumulate = write == Write::Add || first_depth > 0;
+                for first_row in (0..lhs.rows).step_by(micro::ROWS) {
+                    let rows = micro::ROWS.min(lhs.rows - first_row);
+                    let lhs_rows = &lhs.data[first_row * lhs.stride + first_depth..];
+                    for panel_col in (0..cols).step_by(COLS) {
+                        let tile = Tile {
+                            lhs: lhs_rows,
+                            lhs_stride: lhs.stride,
+                            panel: panels.panel(panel_col),
+                            depth,
+                            rows,
+                            cols: COLS.min(cols - panel_col),
+                            // SAFETY: inside the output, by the caller's promise.
+                            out: unsafe { out.add(first_row * out_stride + first_col + panel_col) },
+                            out_stride,
+                            accumulate,
+                        };
+                        // SAFETY: the tile lies inside the output, and `isa` was found on this CPU.
+                        unsafe { tile.run(isa) };
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests;

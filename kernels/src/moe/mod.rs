@@ -1,0 +1,61 @@
+//! Mixture of experts: the router's choice and the experts' gated MLPs.
+
+mod backend;
+mod cpu;
+pub mod reference;
+
+pub use backend::MoeOps;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+/// Which experts each token goes to, and with what weight.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// `[n, k]`, f32: the weight of each chosen expert's output.
+    pub weights: Tensor<2>,
+    /// `[n, k]`, i32: the chosen experts, the most probable first. A token chooses an expert at most once.
+    pub experts: Tensor<2, Int>,
+}
+
+/// Chooses `top_k` experts for each token.
+///
+/// From `logits` `[n, e]`: softmax over all experts in f32, the `top_k` largest (of equal ones the lower index first),
+/// divided by their sum, then multiplied by `per_expert_scale` `[e]`. Gradients go from the weights to the logits; the
+/// scale is frozen.
+///
+/// # Panics
+/// If the shapes do not fit together or `top_k` is not in `1..=e`.
+pub fn route(logits: Tensor<2>, per_expert_scale: Tensor<1>, top_k: usize) -> Routing {
+    let [_, experts] = logits.dims();
+    assert_eq!(per_expert_scale.dims(), [experts], "one scale for each expert");
+    assert!((1..=experts).contains(&top_k), "top_k must be in 1..={experts}, not {top_k}");
+    let (weights, experts) = Dispatch::moe_route(logits.into_dispatch(), per_expert_scale.into_dispatch(), top_k);
+    Routing { weights: Tensor::from_dispatch(weights), experts: Tensor::from_dispatch(experts) }
+}
+
+/// The sum over each token's chosen experts e of weight * down\[e\] (gelu_tanh(gate) * up): `[n, h]`, f32.
+///
+/// `x` is `[n, h]`, `gate_up` `[e, 2 i, h]` with the gate in the first i rows of each expert, `down` `[e, h, i]`.
+/// Gradients go to `x` and to `routing.weights`; the experts are frozen. Between forward and backward only `x` and the
+/// routing are kept. A token's outputs are added in the order of the experts' indices.
+///
+/// # Panics
+/// If the shapes do not fit together or the routing names an expert that does not exist.
+pub fn experts(x: Tensor<2>, routing: &Routing, gate_up: Tensor<3>, down: Tensor<3>) -> Tensor<2> {
+    let ([n, hidden], [count, rows, cols]) = (x.dims(), gate_up.dims());
+    assert_eq!((rows % 2, cols), (0, hidden), "gate_up must be [e, 2 i, {hidden}]");
+    assert_eq!(down.dims(), [count, hidden, rows / 2], "down must be [{count}, {hidden}, {}]", rows / 2);
+    assert_eq!(routing.weights.dims(), routing.experts.dims(), "a weight for each chosen expert");
+    assert_eq!(routing.weights.dims()[0], n, "a choice for each token");
+    Tensor::from_dispatch(Dispatch::moe_experts(
+        x.into_dispatch(),
+        routing.weights.clone().into_dispatch(),
+        routing.experts.clone().into_dispatch(),
+        gate_up.into_dispatch(),
+        down.into_dispatch(),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! What the tests of the kernels share: a small deterministic generator and a comparison.
+
+/// `len` values in [-1, 1) from a linear congruential generator started at `seed`.
+pub(crate) fn randoms(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    // The first values of neighbouring seeds are alike.
+    (0..8 + len).map(|_| next()).skip(8).collect()
+}
+
+/// The values in f64, for a reference.
+pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| value as f64).collect()
+}
+
+/// Asserts that `got` is within `tolerance` of `expected`, relative to the largest expected magnitude (at least 1e-3).
+#[track_caller]
+pub(crate) fn close(got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    let scale = expected.iter().fold(1e-3, |max: f64, x| max.max(x.abs()));
+    for (i, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let error = (got as f64 - expected).abs() / scale;
+        assert!(error <= tolerance, "element {i}: {got} for {expected}, {error:e} of the largest");
+    }
+}
+
+/// Asserts that `gradient` is the derivative of `f` at `at`, by central differences in f64.
+#[track_caller]
+pub(crate) fn check_gradient(at: &[f64], gradient: &[f64], f: impl Fn(&[f64]) -> f64) {
+    assert_eq!(at.len(), gradient.len());
+    let step = 1e-5;
+    let mut point = at.to_vec();
+    for i in 0..at.len() {
+        point[i] = at[i] + step;
+        let above = f(&point);
+        point[i] = at[i] - step;
+        let numeric = (above - f(&point)) / (2.0 * step);
+        point[i] = at[i];
+        assert!(
+            (numeric - gradient[i]).abs() <= 1e-6 * (1.0 + numeric.abs()),
+            "element {i}: {} for {numeric}",
+            gradient[i]
+        );
+    }
+}
+
+/// Runs `f` on a pool of one thread and of two, and asserts that the results are equal.
+#[track_caller]
+pub(crate) fn same_on_one_and_two_threads<T: PartialEq + std::fmt::Debug + Send>(f: impl Fn() -> T + Sync) {
+    let on = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(&f);
+    assert!(on(1) == on(2), "the result depends on the number of threads");
+}

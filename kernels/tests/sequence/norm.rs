@@ -1,0 +1,69 @@
+use tunehost_kernels::norm::{cpu, reference, rms_norm};
+
+use super::{assert_close, assert_gradient, read, tensor, values, weighted_sum, widen, with_threads};
+
+const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 7], [5, 64], [17, 100], [130, 512], [33, 2816]];
+const EPS: f64 = 1e-6;
+
+#[test]
+fn cpu_agrees_with_the_reference() {
+    for [rows, dim] in SHAPES {
+        let (x, dy, w) = (values(1, rows * dim), values(2, rows * dim), values(3, dim));
+        for weight in [None, Some(&w[..])] {
+            let wide = weight.map(widen);
+            let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+            cpu::forward(&x, weight, dim, EPS, &mut y);
+            cpu::backward(&x, weight, &dy, dim, EPS, &mut dx);
+            assert_close("y", &y, &reference::forward(&widen(&x), wide.as_deref(), dim, EPS), 1e-6);
+            let want = reference::backward(&widen(&x), wide.as_deref(), &widen(&dy), dim, EPS);
+            assert_close("dx", &dx, &want, 2e-6);
+        }
+    }
+}
+
+#[test]
+fn the_reference_gradient_is_the_slope() {
+    let (x, dy, w) = (widen(&values(1, 21)), widen(&values(2, 21)), widen(&values(3, 7)));
+    for weight in [None, Some(&w[..])] {
+        let dx = reference::backward(&x, weight, &dy, 7, EPS);
+        assert_gradient("dx", &x, &dx, |x| weighted_sum(&reference::forward(x, weight, 7, EPS), &dy));
+    }
+}
+
+#[test]
+fn the_tensor_operation_has_the_reference_gradient() {
+    let [rows, dim] = [9, 48];
+    let (x, dy, w) = (values(1, rows * dim), values(2, rows * dim), values(3, dim));
+    for weight in [None, Some(&w[..])] {
+        let at = tensor(&x, [rows, dim]).require_grad();
+        let y = rms_norm(at.clone(), weight.map(|w| tensor(w, [dim])), EPS);
+        let wide = weight.map(widen);
+        assert_close("y", &read(y.clone()), &reference::forward(&widen(&x), wide.as_deref(), dim, EPS), 1e-6);
+        let gradients = (y * tensor(&dy, [rows, dim])).sum().backward();
+        let want = reference::backward(&widen(&x), wide.as_deref(), &widen(&dy), dim, EPS);
+        assert_close("dx", &read(at.grad(&gradients).unwrap()), &want, 2e-6);
+    }
+}
+
+#[test]
+fn a_row_of_zeros_stays_finite() {
+    let (x, dy) = ([0.0; 8], values(1, 8));
+    let (mut y, mut dx) = ([1.0; 8], [0.0; 8]);
+    cpu::forward(&x, None, 8, EPS, &mut y);
+    cpu::backward(&x, None, &dy, 8, EPS, &mut dx);
+    assert_eq!(y, [0.0; 8]);
+    assert!(dx.iter().zip(&dy).all(|(dx, dy)| (dx - dy * 1e3).abs() <= 1e-3));
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let [rows, dim] = [301, 512];
+    let (x, dy, w) = (values(1, rows * dim), values(2, rows * dim), values(3, dim));
+    let run = || {
+        let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        cpu::forward(&x, Some(&w), dim, EPS, &mut y);
+        cpu::backward(&x, Some(&w), &dy, dim, EPS, &mut dx);
+        (y, dx)
+    };
+    assert!(with_threads(1, run) == with_threads(2, run));
+}

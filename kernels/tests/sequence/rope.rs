@@ -1,0 +1,86 @@
+use burn::tensor::Device;
+use tunehost_kernels::rope::{RopeError, RopeKind, RopeSpec, RopeTable, reference, rope};
+
+use super::{assert_close, assert_gradient, read, tensor, values, weighted_sum, widen, with_threads};
+
+const PROPORTIONAL: RopeKind = RopeKind::Proportional { partial_rotary_factor: 0.25, factor: 1.0 };
+
+fn spec(head_dim: usize, kind: RopeKind) -> RopeSpec {
+    RopeSpec { head_dim, theta: 10_000.0, kind }
+}
+
+fn table(spec: &RopeSpec, positions: &[u32]) -> RopeTable {
+    RopeTable::new(spec, positions, &Device::flex()).unwrap()
+}
+
+/// Two documents, so that positions start again.
+fn positions(tokens: usize) -> Vec<u32> {
+    (0..tokens as u32 / 3).chain(0..).take(tokens).collect()
+}
+
+#[test]
+fn the_tensor_operation_agrees_with_the_reference_both_ways() {
+    for (tokens, heads, head_dim) in [(1, 1, 2), (7, 3, 16), (50, 8, 64), (33, 2, 512), (70, 16, 256)] {
+        for kind in [RopeKind::Default, PROPORTIONAL] {
+            let spec = spec(head_dim, kind);
+            let (positions, frequencies) = (positions(tokens), spec.frequencies().unwrap());
+            let shape = [tokens, heads, head_dim];
+            let (x, dy) = (values(1, tokens * heads * head_dim), values(2, tokens * heads * head_dim));
+            let at = tensor(&x, shape).require_grad();
+            let y = rope(at.clone(), &table(&spec, &positions));
+            // Angles are rounded to f32: up to 50 radians, half a unit in the last place is 2e-6.
+            let want = reference::forward(&widen(&x), &positions, &frequencies, heads);
+            assert_close("y", &read(y.clone()), &want, 1e-5);
+            let gradients = (y * tensor(&dy, shape)).sum().backward();
+            let want = reference::backward(&widen(&dy), &positions, &frequencies, heads);
+            assert_close("dx", &read(at.grad(&gradients).unwrap()), &want, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn the_reference_gradient_is_the_slope() {
+    let (x, dy) = (widen(&values(1, 5 * 2 * 8)), widen(&values(2, 5 * 2 * 8)));
+    let frequencies = spec(8, RopeKind::Default).frequencies().unwrap();
+    let dx = reference::backward(&dy, &positions(5), &frequencies, 2);
+    let forward = |x: &[f64]| reference::forward(x, &positions(5), &frequencies, 2);
+    assert_gradient("dx", &x, &dx, |x| weighted_sum(&forward(x), &dy));
+}
+
+#[test]
+fn proportional_rotates_the_first_pairs_at_the_full_head_size() {
+    let frequencies = RopeSpec { head_dim: 512, theta: 1e6, kind: PROPORTIONAL }.frequencies().unwrap();
+    assert_eq!(frequencies.len(), 256);
+    assert_eq!(frequencies.iter().filter(|&&f| f > 0.0).count(), 64);
+    assert!((frequencies[63] - 1e6f64.powf(-126.0 / 512.0)).abs() < 1e-15);
+    let halved = RopeKind::Proportional { partial_rotary_factor: 0.25, factor: 2.0 };
+    let halved = RopeSpec { head_dim: 512, theta: 1e6, kind: halved }.frequencies().unwrap();
+    assert!(halved.iter().zip(&frequencies).all(|(half, full)| 2.0 * half == *full));
+
+    let (x, tokens) = (values(1, 4 * 512), positions(4));
+    let spec = RopeSpec { head_dim: 512, theta: 1e6, kind: PROPORTIONAL };
+    let y = read(rope(tensor(&x, [4, 1, 512]), &table(&spec, &tokens)));
+    let passes_through = |i: usize| (64..256).contains(&(i % 256));
+    assert!((0..x.len()).filter(|&i| passes_through(i)).all(|i| x[i] == y[i]));
+    assert!((3 * 512..4 * 512).filter(|&i| !passes_through(i)).all(|i| x[i] != y[i]));
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let [tokens, heads, head_dim] = [203, 4, 64];
+    let x = values(1, tokens * heads * head_dim);
+    let table = table(&spec(head_dim, RopeKind::Default), &positions(tokens));
+    let run = || read(rope(tensor(&x, [tokens, heads, head_dim]), &table));
+    assert!(with_threads(1, run) == with_threads(2, run));
+}
+
+#[test]
+fn a_wrong_field_is_named() {
+    let error = |spec: RopeSpec| RopeTable::new(&spec, &[0], &Device::flex()).unwrap_err();
+    assert_eq!(error(spec(7, RopeKind::Default)), RopeError::HeadDim(7));
+    assert_eq!(error(RopeSpec { theta: 0.0, ..spec(8, RopeKind::Default) }), RopeError::Theta(0.0));
+    let kind = RopeKind::Proportional { partial_rotary_factor: 1.5, factor: 1.0 };
+    assert_eq!(error(spec(8, kind)), RopeError::PartialRotaryFactor(1.5));
+    let kind = RopeKind::Proportional { partial_rotary_factor: 0.5, factor: 0.0 };
+    assert_eq!(error(spec(8, kind)), RopeError::Factor(0.0));
+}
