@@ -1,0 +1,57 @@
+//! Write a tunehost plugin in Rust.
+//!
+//! A plugin is a type that implements [`Plugin`] and the trait of its kind, and one line that exports it:
+//!
+//! ```ignore
+//! #[derive(serde::Deserialize)]
+//! #[serde(deny_unknown_fields)]
+//! struct Config { n: u64 }
+//! struct EveryN(u64);
+//!
+//! impl Plugin for EveryN {
+//!     type Config = Config;
+//!     const CONFIG_SCHEMA: &str = r#"{"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}}"#;
+//!     fn new(config: Config) -> Result<Self, String> { Ok(Self(config.n)) }
+//! }
+//! impl CheckpointScheduler for EveryN {
+//!     fn after_step(&mut self, info: StepInfo) -> Result<Decision, String> { /* ... */ }
+//! }
+//! tunehost_plugin_sdk::export_checkpoint_scheduler!(EveryN);
+//! ```
+//!
+//! Name, version and description are those of the plugin's `Cargo.toml`.
+
+mod bindings;
+mod export;
+mod plan;
+mod rng;
+
+pub use bindings::{Decision, Plan, PlanRequest, StepInfo};
+pub use export::{CheckpointScheduler, Plugin, Sampler};
+pub use rng::SplitMix64;
+
+#[doc(hidden)]
+pub mod macro_support {
+    pub use crate::bindings::{checkpoint_scheduler, common, sampler};
+    pub use crate::export::{configure, with_plugin};
+}
+
+/// Write one line to tunehost's log.
+pub mod log {
+    use crate::bindings::common::tunehost::plugin::host::{self, Level};
+
+    /// Details for the plugin's author.
+    pub fn debug(message: &str) {
+        host::log(Level::Debug, message);
+    }
+
+    /// What the user may want to know.
+    pub fn info(message: &str) {
+        host::log(Level::Info, message);
+    }
+
+    /// What the user should look at.
+    pub fn warn(message: &str) {
+        host::log(Level::Warn, message);
+    }
+}

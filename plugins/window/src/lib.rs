@@ -1,0 +1,166 @@
+//! For a machine that is yours until a given time: saves by time as usual, and ends the run while one more step, and the
+//! save after it, would no longer be sure to fit.
+
+use serde::Deserialize;
+use tunehost_plugin_sdk::{CheckpointScheduler, Decision, Plugin, StepInfo};
+
+mod rfc3339;
+
+/// The plugin's settings.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    until: String,
+    #[serde(default = "minutes")]
+    minutes: f64,
+    #[serde(default = "margin_seconds")]
+    margin_seconds: u32,
+}
+
+fn minutes() -> f64 {
+    15.0
+}
+
+fn margin_seconds() -> u32 {
+    60
+}
+
+struct Window {
+    until: String,
+    until_ms: u64,
+    interval_ms: u64,
+    margin_ms: u64,
+    /// When the step before ended, its save counted.
+    ready_ms: Option<u64>,
+    slowest_step_ms: u64,
+}
+
+impl Plugin for Window {
+    type Config = Config;
+
+    const CONFIG_SCHEMA: &str = r#"{
+  "type": "object",
+  "additionalProperties": false,
+  "required": ["until"],
+  "properties": {
+    "until": {
+      "type": "string", "examples": ["2099-12-31T06:00:00Z"],
+      "description": "When the run must have ended, date and time as in RFC 3339"
+    },
+    "minutes": { "type": "number", "exclusiveMinimum": 0, "default": 15, "description": "Minutes between two saves" },
+    "margin_seconds": {
+      "type": "integer", "minimum": 0, "maximum": 4294967295, "default": 60,
+      "description": "Kept free beside the slowest step so far and the last save"
+    }
+  }
+}"#;
+
+    fn new(config: Config) -> Result<Self, String> {
+        let Config { until, minutes, margin_seconds } = config;
+        let until_ms = rfc3339::milliseconds(&until)
+            .ok_or_else(|| format!("until must be a date and time such as 2099-12-31T06:00:00Z, not {until:?}"))?;
+        let interval_ms = minutes * 60_000.0;
+        if !(interval_ms >= 1.0 && interval_ms.is_finite()) {
+            return Err(format!("minutes must be a number above 0, not {minutes}"));
+        }
+        let margin_ms = u64::from(margin_seconds) * 1000;
+        Ok(Self { until, until_ms, interval_ms: interval_ms as u64, margin_ms, ready_ms: None, slowest_step_ms: 0 })
+    }
+}
+
+impl CheckpointScheduler for Window {
+    fn after_step(&mut self, info: StepInfo) -> Result<Decision, String> {
+        let now_ms = info.wall_clock_ms;
+        // Before the second step all that is known of a step is the time since the start.
+        let step_ms = self.ready_ms.map_or(info.since_last_save_ms, |ready_ms| now_ms.saturating_sub(ready_ms));
+        self.slowest_step_ms = self.slowest_step_ms.max(step_ms);
+
+        let needed_ms = self.slowest_step_ms.saturating_add(info.last_save_cost_ms).saturating_add(self.margin_ms);
+        let left_ms = self.until_ms.saturating_sub(now_ms);
+        let stop = info.step < info.total_steps && left_ms < needed_ms;
+        let save = !stop && info.since_last_save_ms >= self.interval_ms;
+        self.ready_ms = Some(now_ms.saturating_add(if save { info.last_save_cost_ms } else { 0 }));
+        let reason = match (stop, save) {
+            (true, _) => format!(
+                "{} s left until {}, {} s needed for a step, its save and the margin",
+                left_ms / 1000,
+                self.until,
+                needed_ms / 1000
+            ),
+            (_, true) => format!("{} s since the last save", info.since_last_save_ms / 1000),
+            _ => String::new(),
+        };
+        Ok(Decision { save, stop, reason })
+    }
+}
+
+tunehost_plugin_sdk::export_checkpoint_scheduler!(Window);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-01-01T00:00:00Z.
+    const CLOSES_MS: u64 = 1_767_225_600_000;
+
+    fn window(margin_seconds: u32) -> Window {
+        let config = Config { until: "2026-01-01T00:00:00Z".into(), minutes: 15.0, margin_seconds };
+        Window::new(config).unwrap()
+    }
+
+    /// `left_ms` before the window closes.
+    fn info(step: u64, left_ms: u64, last_save_cost_ms: u64) -> StepInfo {
+        StepInfo {
+            step,
+            total_steps: 100,
+            wall_clock_ms: CLOSES_MS - left_ms,
+            since_last_save_ms: 10_000,
+            last_save_cost_ms,
+            loss: 1.0,
+        }
+    }
+
+    fn stops(window: &mut Window, info: StepInfo) -> bool {
+        window.after_step(info).unwrap().stop
+    }
+
+    #[test]
+    fn one_more_step_its_save_and_the_margin_must_fit() {
+        // Steps of 10 s, a save of 20 s, 5 s of margin: 35 s.
+        let mut ready = window(5);
+        assert!(!stops(&mut ready, info(1, 55_000, 20_000)));
+        assert!(!stops(&mut ready, info(2, 45_000, 20_000)));
+        assert!(!stops(&mut ready, info(3, 35_000, 20_000)));
+        assert!(stops(&mut ready, info(4, 34_999, 20_000)));
+        assert!(!stops(&mut window(5), info(4, 34_999, 0)), "a quick save leaves time for a step");
+    }
+
+    #[test]
+    fn the_slowest_step_counts_and_a_save_is_no_step() {
+        let mut slow = window(0);
+        assert!(!stops(&mut slow, info(1, 100_000, 0)));
+        assert!(!stops(&mut slow, info(2, 60_000, 0)));
+        assert!(!stops(&mut slow, info(3, 50_000, 0)));
+        assert!(stops(&mut slow, info(4, 39_000, 0)), "the second step took 40 s");
+
+        let mut saving = window(0);
+        let due = StepInfo { since_last_save_ms: 900_000, ..info(50, 500_000, 60_000) };
+        saving.ready_ms = Some(CLOSES_MS - 510_000);
+        assert!(saving.after_step(due).unwrap().save);
+        assert!(!stops(&mut saving, info(51, 430_000, 60_000)));
+        assert_eq!(saving.slowest_step_ms, 10_000);
+    }
+
+    #[test]
+    fn a_closed_window_stops_at_once_and_the_last_step_needs_no_stop() {
+        assert!(stops(&mut window(0), StepInfo { wall_clock_ms: CLOSES_MS + 1, ..info(1, 0, 0) }));
+        let last = window(0).after_step(StepInfo { wall_clock_ms: CLOSES_MS + 1, ..info(100, 0, 0) }).unwrap();
+        assert!(!last.stop && last.reason.is_empty());
+    }
+
+    #[test]
+    fn until_must_be_a_time() {
+        let config = Config { until: "tomorrow".into(), minutes: 15.0, margin_seconds: 0 };
+        assert!(Window::new(config).err().unwrap().contains("\"tomorrow\""));
+    }
+}
