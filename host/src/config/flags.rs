@@ -1,0 +1,49 @@
+//! `--set KEY=VALUE` and `--plugins KIND=PLUGIN`.
+
+use super::tree::{Node, Value, parse_flag_value};
+use super::{Origin, PLUGIN_KINDS};
+use crate::error::{Error, Result};
+
+/// One flag: the key it sets and the value it sets it to.
+pub(super) struct Flag {
+    pub key: Vec<String>,
+    pub node: Node,
+}
+
+/// Reads all flags. Two that set the same key, or one a table and the other a key in it, contradict each other.
+pub(super) fn parse(sets: &[String], plugin_flags: &[String]) -> Result<Vec<Flag>> {
+    let sets = sets.iter().map(|text| parse_set(text));
+    let flags: Vec<Flag> = sets.chain(plugin_flags.iter().map(|text| parse_plugin(text))).collect::<Result<_>>()?;
+    for (i, later) in flags.iter().enumerate() {
+        for earlier in &flags[..i] {
+            if later.key.starts_with(&earlier.key) || earlier.key.starts_with(&later.key) {
+                let message = format!("`{}` and `{}` set the same key", earlier.node.origin, later.node.origin);
+                return Err(Error::new("usage::conflict", message).help("give one of them"));
+            }
+        }
+    }
+    Ok(flags)
+}
+
+fn parse_set(text: &str) -> Result<Flag> {
+    let wrong = || Error::new("usage::set", format!("cannot read `--set {text}`")).expected("--set KEY=VALUE");
+    let (key, value) = text.split_once('=').ok_or_else(wrong)?;
+    let key: Vec<String> = key.split('.').map(|name| name.trim().to_string()).collect();
+    if key.iter().any(String::is_empty) {
+        return Err(wrong());
+    }
+    Ok(Flag { key, node: parse_flag_value(value.trim(), &Origin::Set(text.into()))? })
+}
+
+fn parse_plugin(text: &str) -> Result<Flag> {
+    let flags: Vec<String> = PLUGIN_KINDS.iter().map(|kind| kind.replace('_', "-")).collect();
+    let known = format!("--plugins KIND=PLUGIN, where KIND is one of {}", flags.join(", "));
+    let wrong = || Error::new("usage::plugins", format!("cannot read `--plugins {text}`")).expected(&known);
+    let (kind, plugin) = text.split_once('=').ok_or_else(wrong)?;
+    let position = flags.iter().position(|flag| flag == kind).ok_or_else(wrong)?;
+    if plugin.is_empty() {
+        return Err(wrong());
+    }
+    let key = vec!["plugins".into(), PLUGIN_KINDS[position].into()];
+    Ok(Flag { key, node: Node { value: Value::String(plugin.into()), origin: Origin::Plugins(text.into()) } })
+}

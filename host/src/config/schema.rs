@@ -1,0 +1,313 @@
+//! The typed configuration of a run. `configs/reference.toml` documents every key; a test loads it and fails on a key
+//! that is missing there.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A whole run: base, data, adapters, training, plugins, evaluation and export.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of the run; the run folder is `<run.root>/<name>-<number>` unless `--run-dir` names one.
+    pub name: String,
+    /// The base model.
+    pub model: ModelConfig,
+    /// The corpus and how it becomes tokens.
+    pub data: DataConfig,
+    /// The low-rank adapters.
+    #[serde(default)]
+    pub lora: LoraConfig,
+    /// Optimisation.
+    #[serde(default)]
+    pub train: TrainConfig,
+    /// Policy components.
+    #[serde(default)]
+    pub plugins: PluginsConfig,
+    /// Held-out evaluation.
+    #[serde(default)]
+    pub eval: EvalConfig,
+    /// What is written after the last step.
+    #[serde(default)]
+    pub export: ExportConfig,
+    /// Where run folders are made.
+    #[serde(default)]
+    pub run: RunConfig,
+}
+
+/// The base model and where it runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Hugging Face folder with `config.json`, `model.safetensors` or shards, `tokenizer.json`.
+    pub base: PathBuf,
+    /// `cpu` or `cuda:0`.
+    #[serde(default = "cpu")]
+    pub device: String,
+}
+
+fn cpu() -> String {
+    "cpu".into()
+}
+
+/// Sources, chat template, lengths and the held-out split.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// The files, each with the root it belongs to.
+    pub sources: Vec<SourceConfig>,
+    /// Path of the chat template, or the word `base` to use the one the base ships, as a choice stated here. Needed
+    /// when a source has `messages`.
+    #[serde(default)]
+    pub template: Option<String>,
+    /// Longest record in tokens.
+    pub max_seq_len: usize,
+    /// What happens to a longer record.
+    #[serde(default)]
+    pub overlong: Overlong,
+    /// Share of each root's records kept out of training, chosen by a hash of the record, 0 to 0.5.
+    #[serde(default = "held_out")]
+    pub held_out: f64,
+    /// What that hash is of.
+    #[serde(default)]
+    pub split_by: SplitBy,
+}
+
+fn held_out() -> f64 {
+    0.05
+}
+
+/// What decides on which side of the held-out split a record lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SplitBy {
+    /// Its content: copies of a record are all trained or all held out.
+    #[default]
+    Content,
+    /// Its id and content: copies may lie on both sides, and the evaluation says how many do.
+    Record,
+}
+
+/// One JSONL file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// The root its records count to; several files may share one.
+    pub root: String,
+}
+
+/// What happens to a record longer than `max_seq_len`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overlong {
+    /// Cut at `max_seq_len` and count what was lost.
+    #[default]
+    Truncate,
+    /// Leave the record out and count it.
+    Drop,
+    /// Stop with an error that names the record.
+    Error,
+}
+
+/// Which modules get an adapter: names (`q_proj`) or one regular expression that must match the whole module path.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "an array of module names, or a regular expression (a string)")]
+pub enum Targets {
+    /// Last components of module paths.
+    Names(Vec<String>),
+    /// Full-match regular expression over module paths.
+    Regex(String),
+}
+
+/// The adapters (LoRA, arXiv 2106.09685; rsLoRA, arXiv 2312.03732).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraConfig {
+    /// Rank r.
+    pub rank: usize,
+    /// The update is scaled by alpha / r, or alpha / sqrt(r) with `rslora`.
+    pub alpha: f64,
+    /// Scale by alpha / sqrt(r).
+    pub rslora: bool,
+    /// Dropout probability on the adapter's input.
+    pub dropout: f64,
+    /// Adapted modules.
+    pub targets: Targets,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        let names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        Self {
+            rank: 16,
+            alpha: 32.0,
+            rslora: false,
+            dropout: 0.0,
+            targets: Targets::Names(names.map(String::from).into()),
+        }
+    }
+}
+
+/// Which layers are run a second time in the backward pass instead of keeping their activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "\"all\", \"none\" or a number of layers")]
+pub enum Recompute {
+    /// `"all"` or `"none"`.
+    Word(RecomputeWord),
+    /// The first N layers.
+    Layers(usize),
+}
+
+/// The two words that `train.recompute` knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeWord {
+    /// Every layer: least memory.
+    All,
+    /// No layer: least time.
+    None,
+}
+
+/// Shape of the learning rate after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Half a cosine down to `min_lr_ratio`.
+    Cosine,
+    /// A straight line down to `min_lr_ratio`.
+    Linear,
+    /// No decay.
+    Constant,
+}
+
+/// Optimiser, schedule and the shape of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Seed of everything random: adapters, order, dropout.
+    pub seed: u64,
+    /// Passes over the training records.
+    pub epochs: u32,
+    /// Stop after this many optimiser steps, whatever the epochs say.
+    pub max_steps: Option<u64>,
+    /// Rows in a micro-batch.
+    pub micro_batch: u32,
+    /// Micro-batches in an optimiser step.
+    pub accumulation: u32,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Steps of linear warm-up to `lr`.
+    pub warmup_steps: u64,
+    /// Shape after the warm-up.
+    pub schedule: Schedule,
+    /// Lowest learning rate as a share of `lr`.
+    pub min_lr_ratio: f64,
+    /// AdamW's beta 1 and 2.
+    pub betas: [f64; 2],
+    /// AdamW's epsilon.
+    pub eps: f64,
+    /// AdamW's decoupled weight decay.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 turns clipping off.
+    pub clip_norm: f64,
+    /// Layers recomputed in the backward pass: `"all"`, `"none"` or the first N.
+    pub recompute: Recompute,
+    /// Rows of the loss head computed at once: its extra memory is this x vocabulary x 4 bytes.
+    pub loss_chunk_rows: usize,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            epochs: 1,
+            max_steps: None,
+            micro_batch: 2,
+            accumulation: 8,
+            lr: 2e-4,
+            warmup_steps: 10,
+            schedule: Schedule::Cosine,
+            min_lr_ratio: 0.1,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: 0.0,
+            clip_norm: 1.0,
+            recompute: Recompute::Word(RecomputeWord::All),
+            loss_chunk_rows: 256,
+        }
+    }
+}
+
+/// The kinds of plugin, as the keys of `[plugins]` and `[plugins.config]` spell them; `--plugins` writes `-` for `_`.
+pub const PLUGIN_KINDS: [&str; 2] = ["sampler", "checkpoint_scheduler"];
+
+/// The component of each kind, by name or path, and its settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PluginsConfig {
+    /// Decides which records share a micro-batch, and the order.
+    pub sampler: String,
+    /// Decides when to save.
+    pub checkpoint_scheduler: String,
+    /// Folders looked in before the bundled plugins.
+    pub search_path: Vec<PathBuf>,
+    /// Settings handed to a plugin as JSON, by kind ([`PLUGIN_KINDS`]): `[plugins.config.sampler]`.
+    pub config: BTreeMap<String, serde_json::Value>,
+}
+
+impl Default for PluginsConfig {
+    fn default() -> Self {
+        Self {
+            sampler: "bucket-to-pair".into(),
+            checkpoint_scheduler: "wall-clock".into(),
+            search_path: Vec::new(),
+            config: BTreeMap::new(),
+        }
+    }
+}
+
+/// Held-out loss.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalConfig {
+    /// Most held-out records evaluated per root; 0 turns the evaluation off.
+    pub max_records_per_root: usize,
+}
+
+impl Default for EvalConfig {
+    fn default() -> Self {
+        Self { max_records_per_root: 60 }
+    }
+}
+
+/// What is written when the run ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ExportConfig {
+    /// PEFT adapter folder.
+    pub adapter: bool,
+    /// Base with the adapter merged in.
+    pub merged: bool,
+}
+
+impl Default for ExportConfig {
+    fn default() -> Self {
+        Self { adapter: true, merged: true }
+    }
+}
+
+/// Where run folders are made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// Folder that holds the run folders.
+    pub root: PathBuf,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self { root: "runs".into() }
+    }
+}

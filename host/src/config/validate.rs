@@ -1,0 +1,87 @@
+//! What the types of the schema cannot say: ranges, and values that contradict each other.
+
+use super::{Config, Origin, PLUGIN_KINDS, Targets, keys};
+use crate::error::{Error, Result};
+use std::fmt::Debug;
+
+/// Longest record that a configuration may ask for, in tokens.
+const MAX_SEQ_LEN_MAX: usize = 1 << 24;
+/// Largest rank, far beyond any layer's width.
+const RANK_MAX: usize = 1 << 16;
+
+/// Checks every value; `origin` gives the place of a key for the message.
+pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<()> {
+    let check = Checker { origin };
+    let Config { name, model: _, data, lora, train, plugins, eval: _, export: _, run: _ } = config;
+
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let folder = name.chars().all(plain) && !name.starts_with('.') && !name.is_empty();
+    check.that(folder, "name", name, "letters, digits, `-`, `_` and `.`, since it names the run folder")?;
+
+    check.that(!data.sources.is_empty(), "data.sources", &data.sources, "one source or more")?;
+    check.that(data.template.as_deref() != Some(""), "data.template", &data.template, "a path, or the word `base`")?;
+    let length = (2..=MAX_SEQ_LEN_MAX).contains(&data.max_seq_len);
+    check.that(length, "data.max_seq_len", &data.max_seq_len, &format!("2 to {MAX_SEQ_LEN_MAX} tokens"))?;
+    check.that((0.0..=0.5).contains(&data.held_out), "data.held_out", &data.held_out, "0 to 0.5")?;
+    for (i, source) in data.sources.iter().enumerate() {
+        let key = |field| keys::join(&keys::index("data.sources", i), field);
+        check.that(!source.root.is_empty(), &key("root"), &source.root, "the name of a root")?;
+        let first = data.sources[..i].iter().position(|earlier| earlier.path == source.path);
+        if let Some(first) = first {
+            let expected = format!("each file once; `data.sources[{first}]` reads it already");
+            check.that(false, &key("path"), &source.path, &expected)?;
+        }
+    }
+
+    check.that((1..=RANK_MAX).contains(&lora.rank), "lora.rank", &lora.rank, &format!("1 to {RANK_MAX}"))?;
+    check.that(lora.alpha > 0.0, "lora.alpha", &lora.alpha, "more than 0")?;
+    check.that((0.0..1.0).contains(&lora.dropout), "lora.dropout", &lora.dropout, "0 or more and less than 1")?;
+    match &lora.targets {
+        Targets::Names(names) => {
+            let named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
+            check.that(named, "lora.targets", names, "one module name or more")?;
+        }
+        Targets::Regex(pattern) => {
+            let problem = regex::Regex::new(pattern).err().map(|e| format!("a regular expression; {e}"));
+            check.that(problem.is_none(), "lora.targets", pattern, &problem.unwrap_or_default())?;
+        }
+    }
+
+    let not_negative = "0 or more";
+    check.that(train.epochs >= 1, "train.epochs", &train.epochs, "1 or more")?;
+    check.that(train.max_steps != Some(0), "train.max_steps", &0, "1 or more, or no such key")?;
+    check.that(train.micro_batch >= 1, "train.micro_batch", &train.micro_batch, "1 row or more")?;
+    check.that(train.accumulation >= 1, "train.accumulation", &train.accumulation, "1 micro-batch or more")?;
+    check.that(train.lr > 0.0, "train.lr", &train.lr, "more than 0")?;
+    check.that((0.0..=1.0).contains(&train.min_lr_ratio), "train.min_lr_ratio", &train.min_lr_ratio, "0 to 1")?;
+    let betas = train.betas.iter().all(|beta| (0.0..1.0).contains(beta));
+    check.that(betas, "train.betas", &train.betas, "each 0 or more and less than 1")?;
+    check.that(train.eps > 0.0, "train.eps", &train.eps, "more than 0")?;
+    check.that(train.weight_decay >= 0.0, "train.weight_decay", &train.weight_decay, not_negative)?;
+    check.that(train.clip_norm >= 0.0, "train.clip_norm", &train.clip_norm, "0 (no clipping) or more")?;
+    check.that(train.loss_chunk_rows >= 1, "train.loss_chunk_rows", &train.loss_chunk_rows, "1 row or more")?;
+
+    check.that(!plugins.sampler.is_empty(), "plugins.sampler", &plugins.sampler, "a name or a path")?;
+    let scheduler = &plugins.checkpoint_scheduler;
+    check.that(!scheduler.is_empty(), "plugins.checkpoint_scheduler", scheduler, "a name or a path")?;
+    if let Some(kind) = plugins.config.keys().find(|kind| !PLUGIN_KINDS.contains(&kind.as_str())) {
+        let key = keys::join("plugins.config", kind);
+        let message = format!("{}: unknown key `{key}`", origin(&key));
+        return Err(Error::new("config::unknown_key", message).help(format!("known here: {}", PLUGIN_KINDS.join(", "))));
+    }
+    Ok(())
+}
+
+struct Checker<'a> {
+    origin: &'a dyn Fn(&str) -> Origin,
+}
+
+impl Checker<'_> {
+    fn that(&self, holds: bool, key: &str, value: &dyn Debug, expected: &str) -> Result<()> {
+        if holds {
+            return Ok(());
+        }
+        let message = format!("{}: `{key}` is {value:?}", (self.origin)(key));
+        Err(Error::new("config::invalid_value", message).expected(expected))
+    }
+}
