@@ -1,0 +1,155 @@
+//! What must be as it was for a run to go on: a resumed run ends with the bytes of one that never stopped, or is
+//! refused.
+
+use super::hash::{FileHash, sha256};
+use super::provenance::Provenance;
+use crate::config::{Config, PLUGIN_KINDS, entries, holds_path};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One thing that is not as it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus[i]`, `plugin/<kind>`,
+    /// `kernel/<name>`, `device`, `instruction sets`, `version`.
+    pub key: String,
+    /// Its value or hash when the run was started; nothing where it was not there.
+    pub was: Option<String>,
+    /// Its value or hash now.
+    pub is: Option<String>,
+}
+
+/// SHA-256 of every configuration value that decides what a run computes, in hexadecimal. Where files lie does not:
+/// they are hashed themselves.
+pub fn config_sha256(config: &Config) -> String {
+    let lines = entries(config).into_iter().filter(|entry| decides(&entry.key));
+    sha256(
+        lines
+            .map(|entry| format!("{} = {}\n", entry.key, entry.text().unwrap_or_default()))
+            .collect::<String>()
+            .as_bytes(),
+    )
+}
+
+/// Everything in which a run differs from what it was when it started. Not compared: where files lie, `run.root`,
+/// threads, clocks.
+pub fn changes(stored: &Provenance, now: &Provenance) -> Vec<Change> {
+    let (stored, now) = (fingerprint(stored), fingerprint(now));
+    let keys: BTreeSet<&String> = stored.keys().chain(now.keys()).collect();
+    let differs = keys.into_iter().filter(|key| stored.get(*key) != now.get(*key));
+    let change = |key: &String| Change { key: key.clone(), was: stored.get(key).cloned(), is: now.get(key).cloned() };
+    differs.map(change).collect()
+}
+
+/// Refuses a run that [`changes`] finds changed.
+///
+/// # Errors
+/// `run::changed`, naming each change with both values.
+pub fn refuse_changes(stored: &Provenance, now: &Provenance) -> Result<()> {
+    let changes = changes(stored, now);
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "absent".into());
+    let lines = changes.iter().map(|c| format!("\n  {}: was {}, is {}", c.key, value(&c.was), value(&c.is)));
+    let message = format!("run {} is not what it was when it started:{}", stored.run_id, lines.collect::<String>());
+    Err(Error::new("run::changed", message).help("undo the change, or start a new run"))
+}
+
+fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
+    let Provenance { program, config, inputs, machine, kernels, .. } = provenance;
+    let mut out = BTreeMap::new();
+    for (key, entry) in config.iter().filter(|(key, _)| decides(key)) {
+        out.extend(entry.value.clone().map(|value| (key.clone(), value)));
+    }
+    let mut add = |key: String, value: &str| _ = out.insert(key, value.to_string());
+    let named = |name: &str, file: &Option<FileHash>| file.as_ref().map(|file| (name.to_string(), file.sha256.clone()));
+    inputs.base.iter().for_each(|(name, file)| add(format!("base/{name}"), &file.sha256));
+    inputs.corpus.iter().enumerate().for_each(|(i, file)| add(format!("corpus[{i}]"), &file.sha256));
+    let single = [named("tokenizer", &inputs.tokenizer), named("template", &inputs.template)];
+    single.into_iter().flatten().for_each(|(name, hash)| add(name, &hash));
+    for (kind, plugin) in &inputs.plugins {
+        add(format!("plugin/{kind}"), &format!("{} {} {}", plugin.name, plugin.version, plugin.sha256));
+    }
+    kernels.iter().for_each(|(name, kernel)| add(format!("kernel/{name}"), &kernel.resolved));
+    add("device".into(), &machine.device_name);
+    add("instruction sets".into(), &machine.instruction_sets.join(" "));
+    add("version".into(), &program.version);
+    out
+}
+
+/// Whether a configuration key decides by itself what is computed. Plugins are known by their hashes, not by the name
+/// or the path that leads to them.
+fn decides(key: &str) -> bool {
+    let plugin = key.strip_prefix("plugins.").is_some_and(|key| PLUGIN_KINDS.contains(&key));
+    !holds_path(key) && !plugin
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::provenance::tests::sample;
+    use super::*;
+
+    fn keys(stored: &Provenance, now: &Provenance) -> Vec<String> {
+        changes(stored, now).into_iter().map(|change| change.key).collect()
+    }
+
+    #[test]
+    fn a_moved_run_on_other_threads_is_the_same() {
+        let root = tempfile::tempdir().unwrap();
+        let stored = sample(&root.path().join("here"), "0.5", "{}");
+        let mut now = sample(&root.path().join("there"), "0.5", "{}");
+        now.machine.threads += 5;
+        now.machine.cpus += 5;
+        now.config.get_mut("run.root").unwrap().value = Some("elsewhere".into());
+        now.config.get_mut("plugins.sampler").unwrap().value = Some("own/shuffled.wasm".into());
+        now.resumed(3);
+        assert_ne!(stored.inputs.corpus[0].path, now.inputs.corpus[0].path);
+        assert_eq!(changes(&stored, &now), []);
+        assert_eq!(stored.config_sha256, now.config_sha256);
+        refuse_changes(&stored, &now).unwrap();
+    }
+
+    #[test]
+    fn each_change_is_refused_naming_both_values() {
+        let root = tempfile::tempdir().unwrap();
+        let stored = sample(&root.path().join("a"), "0.5", "{}");
+        let now = sample(&root.path().join("b"), "0.25", "{}");
+        assert_ne!(stored.config_sha256, now.config_sha256);
+        let error = refuse_changes(&stored, &now).unwrap_err();
+        assert_eq!(error.code(), "run::changed");
+        assert!(error.message().ends_with("\n  train.lr: was 0.5, is 0.25"), "{error}");
+
+        let now = sample(&root.path().join("c"), "0.5", "{ }");
+        assert_eq!(keys(&stored, &now), ["base/config.json", "corpus[0]", "tokenizer"]);
+
+        type Edit = fn(&mut Provenance);
+        let edits: [(&str, Edit); 9] = [
+            ("train.max_steps", |p| p.config.get_mut("train.max_steps").unwrap().value = Some("5".into())),
+            ("train.epochs", |p| p.config.get_mut("train.epochs").unwrap().value = Some("2".into())),
+            ("train.micro_batch", |p| p.config.get_mut("train.micro_batch").unwrap().value = Some("1".into())),
+            ("template", |p| p.inputs.template = p.inputs.tokenizer.clone()),
+            ("plugin/sampler", |p| p.inputs.plugins.get_mut("sampler").unwrap().sha256 = "0".into()),
+            ("kernel/grouped_mm", |p| p.kernels.get_mut("grouped_mm").unwrap().resolved = "cube".into()),
+            ("instruction sets", |p| p.machine.instruction_sets = vec!["mmx".into()]),
+            ("device", |p| p.machine.device_name = "another".into()),
+            ("version", |p| p.program.version = "9.9.9".into()),
+        ];
+        for (key, edit) in edits {
+            let mut now = stored.clone();
+            edit(&mut now);
+            assert_eq!(keys(&stored, &now), [key]);
+        }
+    }
+
+    #[test]
+    fn what_was_not_there_is_absent() {
+        let root = tempfile::tempdir().unwrap();
+        let stored = sample(root.path(), "0.5", "{}");
+        let mut now = stored.clone();
+        now.config.get_mut("train.max_steps").unwrap().value = Some("5".into());
+        let error = refuse_changes(&stored, &now).unwrap_err();
+        assert!(error.message().ends_with("train.max_steps: was absent, is 5"), "{error}");
+    }
+}

@@ -1,0 +1,200 @@
+//! A run folder: made once, locked while in use, never deleted, never overwritten.
+
+use super::atomic::{folder_of, sync_folder, taken};
+use crate::error::{Error, Result};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// What was asked for and what was done ([`super::provenance`]).
+pub const PROVENANCE: &str = "provenance.json";
+/// The configuration with every key written out.
+pub const CONFIG: &str = "config.resolved.toml";
+/// Which records each step trained on ([`super::manifest`]).
+pub const ORDER: &str = "order-manifest.jsonl";
+/// What each step computed ([`super::metrics`]).
+pub const METRICS: &str = "metrics.jsonl";
+/// How long each step took; apart, since no two runs agree on it.
+pub const TIMING: &str = "timing.jsonl";
+/// Which records were cut or left out, by root.
+pub const TRUNCATION: &str = "truncation-report.json";
+/// Folder of `step-N/` ([`super::checkpoint`]).
+pub const CHECKPOINTS: &str = "checkpoints";
+/// Folder of the exported adapter and model.
+pub const EXPORT: &str = "export";
+const LOCK: &str = "run.lock";
+
+/// A run folder in use by this process. Other processes are refused until it is dropped or the process ends.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Makes `<root>/<name>-<NNN>` with the first free number, from 001.
+    pub fn create(root: &Path, name: &str) -> Result<Self> {
+        fs::create_dir_all(root).map_err(|e| Error::io("create", root, e))?;
+        let mut number = 1;
+        loop {
+            let path = root.join(format!("{name}-{number:03}"));
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    sync_folder(folder_of(&path))?;
+                    return Self::take_empty(path);
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+                Err(e) => return Err(Error::io("create", &path, e)),
+            }
+        }
+    }
+
+    /// Refuses what [`RunFolder::create_at`] would refuse, before anything long starts.
+    ///
+    /// # Errors
+    /// `run::folder_not_empty`.
+    pub fn check_free(path: &Path) -> Result<()> {
+        if taken(path) { refuse_unless_empty(path, &[]) } else { Ok(()) }
+    }
+
+    /// Makes `path` a run folder. It may exist if it is empty.
+    ///
+    /// # Errors
+    /// `run::folder_not_empty`, whatever is in it.
+    pub fn create_at(path: &Path) -> Result<Self> {
+        Self::check_free(path)?;
+        if !taken(path) {
+            fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+            sync_folder(folder_of(path))?;
+        }
+        Self::take_empty(path.into())
+    }
+
+    fn take_empty(path: PathBuf) -> Result<Self> {
+        let lock = lock(&path)?;
+        // Another process may have come, worked and gone since the folder was seen empty.
+        refuse_unless_empty(&path, &[LOCK])?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Opens an existing run folder, to resume it.
+    ///
+    /// # Errors
+    /// `run::not_a_run` where there is no provenance; `run::locked` where a process is using it.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.join(PROVENANCE).is_file() {
+            let message = format!("{} is no run folder that can be resumed", path.display());
+            return Err(Error::new("run::not_a_run", message).expected(format!("a folder with {PROVENANCE} in it")));
+        }
+        Ok(Self { path: path.into(), _lock: lock(path)? })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file or folder in it, such as [`METRICS`].
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+}
+
+fn refuse_unless_empty(path: &Path, allowed: &[&str]) -> Result<()> {
+    for entry in fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
+        let name = entry.map_err(|e| Error::io("list", path, e))?.file_name();
+        if !allowed.iter().any(|allowed| *allowed == name) {
+            let message = format!("{} is not empty: it holds {}", path.display(), name.display());
+            let error = Error::new("run::folder_not_empty", message).expected("a new or an empty folder");
+            let resumable = path.join(PROVENANCE).is_file();
+            return Err(if resumable {
+                error.help(format!("to go on with the run in it: tunehost resume {}", path.display()))
+            } else {
+                error
+            });
+        }
+    }
+    Ok(())
+}
+
+/// An advisory lock of the operating system: it ends with the process, however that ends. The file holds the pid.
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(LOCK);
+    let io = |e| Error::io("lock", &path, e);
+    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::Error(e)) => return Err(io(e)),
+        Err(TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            // Without its pid the process is still refused.
+            _ = file.read_to_string(&mut pid);
+            let pid = if pid.trim().is_empty() { "unknown" } else { pid.trim() };
+            let message = format!("{} is in use by the process with pid {pid}", folder.display());
+            return Err(Error::new("run::locked", message).help("wait until it ends, or use another folder"));
+        }
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(io)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_numbered_by_the_first_free_name() {
+        let root = tempfile::tempdir().unwrap();
+        let runs = root.path().join("runs");
+        let first = RunFolder::create(&runs, "demo").unwrap();
+        let second = RunFolder::create(&runs, "demo").unwrap();
+        let other = RunFolder::create(&runs, "other").unwrap();
+        assert_eq!(first.path(), runs.join("demo-001"));
+        assert_eq!(second.path(), runs.join("demo-002"));
+        assert_eq!(other.path(), runs.join("other-001"));
+    }
+
+    #[test]
+    fn a_folder_that_holds_anything_is_refused_and_untouched() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("notes.txt"), "mine").unwrap();
+        for path in [root.path().to_path_buf(), root.path().join(".")] {
+            let error = RunFolder::create_at(&path).unwrap_err();
+            assert_eq!(error.code(), "run::folder_not_empty");
+            assert!(error.message().ends_with("it holds notes.txt"), "{error}");
+        }
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_to_string(root.path().join("notes.txt")).unwrap(), "mine");
+
+        let error = RunFolder::create_at(&root.path().join("notes.txt")).unwrap_err();
+        assert_eq!(error.code(), "io::failed");
+    }
+
+    #[test]
+    fn a_new_or_empty_folder_is_taken_and_a_run_is_only_resumed() {
+        let root = tempfile::tempdir().unwrap();
+        drop(RunFolder::create_at(&root.path().join("new/deep")).unwrap());
+        let path = root.path().join("empty");
+        fs::create_dir(&path).unwrap();
+        let run = RunFolder::create_at(&path).unwrap();
+        assert_eq!(RunFolder::open(&path).unwrap_err().code(), "run::not_a_run");
+        fs::write(run.file(PROVENANCE), "{}").unwrap();
+        drop(run);
+        let error = RunFolder::create_at(&path).unwrap_err().to_string();
+        assert!(error.contains("tunehost resume"), "{error}");
+        assert_eq!(RunFolder::open(&path).unwrap().path(), path);
+    }
+
+    #[test]
+    fn a_second_user_is_refused_with_the_pid_of_the_first() {
+        let root = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(root.path(), "demo").unwrap();
+        fs::write(run.file(PROVENANCE), "{}").unwrap();
+        let error = RunFolder::open(run.path()).unwrap_err();
+        assert_eq!(error.code(), "run::locked");
+        assert!(error.message().ends_with(&format!("pid {}", std::process::id())), "{error}");
+        let path = run.path().to_path_buf();
+        drop(run);
+        RunFolder::open(&path).unwrap();
+    }
+}

@@ -1,0 +1,240 @@
+//! `metrics.jsonl` and `timing.jsonl`: one line per optimiser step.
+//!
+//! What a step computed and how long it took are two files, since a resumed run must end with the same bytes in the
+//! first and no two runs agree on the second. A number that is not finite is written as null.
+
+use super::atomic::{self, Existing};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// A line of `metrics.jsonl`. It holds no reading of a clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Metric {
+    /// An optimiser step.
+    Step(StepMetrics),
+    /// The held-out loss of one root.
+    HeldOut(HeldOutMetrics),
+}
+
+/// What one optimiser step computed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// Optimiser step, from 1.
+    pub step: u64,
+    /// Epoch, from 0.
+    pub epoch: u32,
+    /// Mean loss per trained token over the accumulation window, in nats.
+    pub loss: f64,
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Tokens computed, padding not counted.
+    pub tokens: u64,
+    /// Tokens that the loss is a mean of.
+    pub trained_tokens: u64,
+    /// Share of the computed positions that were padding, 0 to 1.
+    pub padding: f64,
+}
+
+/// Held-out loss of one root after `step` optimiser steps; 0 is before training.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HeldOutMetrics {
+    /// Optimiser steps done.
+    pub step: u64,
+    /// The root.
+    pub root: String,
+    /// Records evaluated.
+    pub records: u64,
+    /// Tokens that the loss is a mean of.
+    pub trained_tokens: u64,
+    /// Mean loss per trained token, in nats.
+    pub loss: f64,
+    /// Standard error of the loss over records.
+    pub standard_error: f64,
+}
+
+/// A line of `timing.jsonl`: how long one optimiser step took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepTiming {
+    /// Optimiser step, from 1.
+    pub step: u64,
+    /// Wall-clock time of the step.
+    pub wall_ms: f64,
+    /// Tokens, padding not counted, per second of it.
+    pub tokens_per_s: f64,
+}
+
+/// A file of JSON lines that each name their `step`, in rising order.
+#[derive(Debug)]
+pub struct StepLog {
+    path: PathBuf,
+    file: File,
+}
+
+impl StepLog {
+    /// Starts a new file.
+    ///
+    /// # Errors
+    /// Class `io`, also where the file exists.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new().append(true).create_new(true).open(path);
+        Ok(Self { path: path.into(), file: file.map_err(|e| Error::io("create", path, e))? })
+    }
+
+    /// Opens the file of a run that goes on after `step` (0: from the start, with nothing kept), and cuts off every
+    /// later line, and the half-written last one of a killed process.
+    ///
+    /// # Errors
+    /// `run::log_broken` where a line that is kept cannot be read, or where the file ends before `step`.
+    pub fn resume(path: &Path, step: u64) -> Result<Self> {
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == ErrorKind::NotFound && step == 0 => return Self::create(path),
+            Err(e) => return Err(Error::io("read", path, e)),
+        };
+        let kept = if step == 0 { 0 } else { kept_bytes(path, &text, step)? };
+        if kept < text.len() {
+            atomic::write(path, &text[..kept], Existing::Replace)?;
+        }
+        let file = OpenOptions::new().append(true).open(path).map_err(|e| Error::io("open", path, e))?;
+        Ok(Self { path: path.into(), file })
+    }
+
+    /// Appends one line, in a single write.
+    pub fn append(&mut self, line: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(line).expect("a log line has string keys") + "\n";
+        self.file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &self.path, e))
+    }
+
+    /// Makes what was appended durable. Call it before a checkpoint is written: a checkpoint whose log is shorter
+    /// cannot be resumed.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_data().map_err(|e| Error::io("sync", &self.path, e))
+    }
+}
+
+/// Length of the lines up to and including `step`.
+fn kept_bytes(path: &Path, text: &[u8], step: u64) -> Result<usize> {
+    #[derive(Deserialize)]
+    struct Line {
+        step: u64,
+    }
+    let (mut kept, mut last) = (0, 0);
+    for (i, line) in text.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        if !line.ends_with(b"\n") {
+            break;
+        }
+        let Line { step: at } = serde_json::from_slice(line)
+            .map_err(|e| Error::new("run::log_broken", format!("{}:{}: {e}", path.display(), i + 1)))?;
+        if at > step {
+            break;
+        }
+        kept += line.len();
+        last = at;
+    }
+    if last < step {
+        let message = format!("{} ends at step {last}, the checkpoint is of step {step}", path.display());
+        return Err(Error::new("run::log_broken", message).help("the file was changed or cut after the checkpoint"));
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64) -> Metric {
+        Metric::Step(StepMetrics {
+            step,
+            epoch: 0,
+            loss: 2.5 / step as f64,
+            lr: 1e-4,
+            grad_norm: 0.1,
+            tokens: 100,
+            trained_tokens: 40,
+            padding: 0.125,
+        })
+    }
+
+    fn held_out(step: u64) -> Metric {
+        Metric::HeldOut(HeldOutMetrics {
+            step,
+            root: "a".into(),
+            records: 3,
+            trained_tokens: 9,
+            loss: 1.5,
+            standard_error: 0.25,
+        })
+    }
+
+    fn fill(log: &mut StepLog, steps: std::ops::RangeInclusive<u64>) {
+        for i in steps {
+            log.append(&step(i)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_line_is_json_with_its_kind() {
+        let text = serde_json::to_string(&step(2)).unwrap();
+        let expected = r#"{"kind":"step","step":2,"epoch":0,"loss":1.25,"lr":0.0001,"grad_norm":0.1,"tokens":100,"#;
+        assert!(text.starts_with(expected), "{text}");
+        assert_eq!(serde_json::from_str::<Metric>(&text).unwrap(), step(2));
+        let text = serde_json::to_string(&held_out(2)).unwrap();
+        assert!(text.starts_with(r#"{"kind":"held-out","step":2,"root":"a""#), "{text}");
+    }
+
+    #[test]
+    fn a_resumed_log_ends_with_the_same_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = folder.path().join("whole.jsonl");
+        let mut log = StepLog::create(&whole).unwrap();
+        log.append(&held_out(0)).unwrap();
+        fill(&mut log, 1..=4);
+        log.append(&held_out(4)).unwrap();
+        fill(&mut log, 5..=9);
+
+        let killed = folder.path().join("killed.jsonl");
+        let mut log = StepLog::create(&killed).unwrap();
+        log.append(&held_out(0)).unwrap();
+        fill(&mut log, 1..=4);
+        log.append(&held_out(4)).unwrap();
+        fill(&mut log, 5..=6);
+        log.file.write_all(b"{\"kind\":\"step\",\"st").unwrap();
+        drop(log);
+
+        let mut log = StepLog::resume(&killed, 4).unwrap();
+        fill(&mut log, 5..=9);
+        log.sync().unwrap();
+        assert_eq!(fs::read(&killed).unwrap(), fs::read(&whole).unwrap());
+    }
+
+    #[test]
+    fn resuming_from_the_start_keeps_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut log = StepLog::resume(&path, 0).unwrap();
+        log.append(&held_out(0)).unwrap();
+        StepLog::resume(&path, 0).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        assert_eq!(StepLog::create(&path).unwrap_err().code(), "io::failed");
+    }
+
+    #[test]
+    fn a_log_that_lost_lines_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        fill(&mut StepLog::create(&path).unwrap(), 1..=3);
+        let error = StepLog::resume(&path, 5).unwrap_err();
+        assert_eq!(error.code(), "run::log_broken");
+        assert!(error.message().ends_with("ends at step 3, the checkpoint is of step 5"), "{error}");
+
+        fs::write(&path, "{\"step\":1}\n{\"stop\":2}\n{\"step\":3}\n").unwrap();
+        let error = StepLog::resume(&path, 3).unwrap_err();
+        assert!(error.message().contains("metrics.jsonl:2: "), "{error}");
+    }
+}

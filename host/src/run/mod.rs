@@ -1,0 +1,17 @@
+//! The run folder: what a run writes down, so that it can be trusted, resumed and compared.
+//!
+//! Nothing here deletes or overwrites what it did not write itself. A file that matters is written beside its place,
+//! synced and renamed ([`atomic`]); the logs that grow line by line ([`metrics`]) are cut back to the checkpoint when a
+//! run is resumed.
+
+pub mod atomic;
+pub mod changes;
+pub mod checkpoint;
+pub mod clock;
+pub mod folder;
+pub mod hash;
+pub mod machine;
+pub mod manifest;
+pub mod metrics;
+pub mod provenance;
+pub mod signal;

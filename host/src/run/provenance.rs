@@ -1,0 +1,316 @@
+//! `provenance.json`: what was asked for and what was done.
+//!
+//! The types here are the file's schema, field by field. It is written when a run starts and rewritten when it is
+//! resumed and when it ends. A resume reads the stored record, makes a [new](Provenance::new) one of what is there now,
+//! has [`changes::refuse_changes`] compare the two, and goes on with the stored one.
+
+use super::atomic::{self, Existing};
+use super::changes;
+use super::clock::utc_now;
+use super::folder::{PROVENANCE, RunFolder};
+use super::hash::{FileHash, sha256};
+use super::machine::Machine;
+use crate::config::{Entry, Origin, Resolved, entries};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Version of the schema below. A field that is added with a default leaves it; any other change raises it.
+pub const SCHEMA: u32 = 1;
+
+/// The whole file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Unique name of the run: that of its folder and eight random-looking digits.
+    pub run_id: String,
+    /// The run that this one builds on.
+    #[serde(default)]
+    pub parent_run: Option<String>,
+    /// When the run was started, UTC, RFC 3339.
+    pub created: String,
+    /// The program that ran.
+    pub program: Program,
+    /// The command that started the run, word by word.
+    pub command_line: Vec<String>,
+    /// Every configuration key, with its value and where it came from.
+    pub config: BTreeMap<String, ConfigValue>,
+    /// Hash of the configuration, paths apart ([`changes::config_sha256`]).
+    pub config_sha256: String,
+    /// What the run reads.
+    pub inputs: Inputs,
+    /// Where it computes.
+    pub machine: Machine,
+    /// By kernel (`windowed_attention`, `grouped_mm` and so on): what was asked for and what was used.
+    pub kernels: BTreeMap<String, Implementation>,
+    /// By what they seed.
+    pub seeds: BTreeMap<String, u64>,
+    /// Each time the run was taken up again.
+    #[serde(default)]
+    pub resumes: Vec<Resume>,
+    /// By check: what it found.
+    #[serde(default)]
+    pub verdicts: BTreeMap<String, String>,
+    /// How the run ended; nothing while it runs, or where it was killed.
+    #[serde(default)]
+    pub outcome: Option<Outcome>,
+}
+
+/// The program that ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// `tunehost`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// The value of a configuration key.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConfigValue {
+    /// The value as TOML in one line, and so to the last bit; null where an optional key is not set.
+    pub value: Option<String>,
+    /// `file:line`, the flag, or `default`.
+    pub origin: String,
+}
+
+/// The files that a run reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inputs {
+    /// The base's configuration, weights and index, by file name.
+    pub base: BTreeMap<String, FileHash>,
+    /// `tokenizer.json`.
+    pub tokenizer: Option<FileHash>,
+    /// The chat template, where one is used.
+    pub template: Option<FileHash>,
+    /// The corpus, in the order of `data.sources`.
+    pub corpus: Vec<FileHash>,
+    /// By kind.
+    pub plugins: BTreeMap<String, PluginRecord>,
+}
+
+/// A plugin that the run calls.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluginRecord {
+    /// The name it gives itself.
+    pub name: String,
+    /// The version it gives itself.
+    pub version: String,
+    /// `bundled`, or the path it was read from.
+    pub source: String,
+    /// SHA-256 of its bytes, in hexadecimal.
+    pub sha256: String,
+}
+
+/// How a kernel is computed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Implementation {
+    /// What was asked for; `auto` where the choice was left open.
+    pub requested: String,
+    /// What was used.
+    pub resolved: String,
+}
+
+/// One resumption.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// When, UTC, RFC 3339.
+    pub at: String,
+    /// The optimiser step whose checkpoint it went on from; 0 is the start.
+    pub from_step: u64,
+    /// The command, word by word.
+    pub command_line: Vec<String>,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The end in one word.
+    pub status: Status,
+    /// Optimiser steps done.
+    pub step: u64,
+    /// When, UTC, RFC 3339.
+    pub ended: String,
+    /// The error or the reason for stopping.
+    pub reason: Option<String>,
+    /// Held-out loss by root.
+    pub held_out: BTreeMap<String, HeldOut>,
+    /// Exported files, by path within the run folder.
+    pub exports: BTreeMap<PathBuf, FileHash>,
+}
+
+/// The end in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Every step was done.
+    Finished,
+    /// It was asked to stop, saved, and can be resumed.
+    Stopped,
+    /// An error ended it.
+    Failed,
+}
+
+/// Held-out loss of one root in nats per trained token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HeldOut {
+    /// Before training.
+    pub before: f64,
+    /// After the last step.
+    pub after: f64,
+    /// Standard error of the difference, paired by record; none where there is one record only.
+    pub standard_error: Option<f64>,
+}
+
+impl Provenance {
+    /// The record of a run that starts now in `folder`, by this process's command line.
+    pub fn new(
+        folder: &RunFolder,
+        resolved: &Resolved,
+        inputs: Inputs,
+        machine: Machine,
+        kernels: BTreeMap<String, Implementation>,
+    ) -> Self {
+        let value = |entry: Entry| {
+            let origin = resolved.origins.get(&entry.key).unwrap_or(&Origin::Default).to_string();
+            (entry.key.clone(), ConfigValue { value: entry.text(), origin })
+        };
+        Self {
+            schema: SCHEMA,
+            run_id: new_run_id(folder.path()),
+            parent_run: None,
+            created: utc_now(),
+            program: Program { name: env!("CARGO_PKG_NAME").into(), version: env!("CARGO_PKG_VERSION").into() },
+            command_line: command_line(),
+            config: entries(&resolved.config).into_iter().map(value).collect(),
+            config_sha256: changes::config_sha256(&resolved.config),
+            inputs,
+            machine,
+            kernels,
+            seeds: BTreeMap::from([("train.seed".into(), resolved.config.train.seed)]),
+            resumes: Vec::new(),
+            verdicts: BTreeMap::new(),
+            outcome: None,
+        }
+    }
+
+    /// Notes that the run goes on from the checkpoint of `from_step`, by this process's command line.
+    pub fn resumed(&mut self, from_step: u64) {
+        self.resumes.push(Resume { at: utc_now(), from_step, command_line: command_line() });
+        self.outcome = None;
+    }
+
+    /// Writes the file, or replaces the one that this run wrote before.
+    pub fn write(&self, folder: &RunFolder) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).expect("provenance has string keys");
+        text.push(b'\n');
+        atomic::write(&folder.file(PROVENANCE), &text, Existing::Replace)
+    }
+
+    /// Reads the file of the run folder `folder`; it need not be locked.
+    ///
+    /// # Errors
+    /// `run::provenance_broken`, also for a schema this version does not know.
+    pub fn read(folder: &Path) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            schema: u32,
+        }
+        let path = folder.join(PROVENANCE);
+        let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+        let broken = |what: String| Error::new("run::provenance_broken", format!("{}: {what}", path.display()));
+        let Versioned { schema } = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
+        if schema != SCHEMA {
+            return Err(
+                broken(format!("schema {schema} is not known to this version")).expected(format!("schema {SCHEMA}"))
+            );
+        }
+        serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))
+    }
+}
+
+fn command_line() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// A name that no other run has, even one in a folder of the same name elsewhere or later.
+fn new_run_id(folder: &Path) -> String {
+    let name = folder.canonicalize().unwrap_or_else(|_| folder.into());
+    let unique = format!("{} {:?} {}", name.display(), std::time::SystemTime::now(), std::process::id());
+    let name = name.file_name().map_or("run".into(), |name| name.to_string_lossy());
+    format!("{name}-{}", &sha256(unique.as_bytes())[..8])
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::config;
+
+    /// Provenance of a run over small files in `root`, with `lr` and a corpus text.
+    pub(in crate::run) fn sample(root: &Path, lr: &str, corpus: &str) -> Provenance {
+        let text = "name = \"demo\"\nmodel.base = \"base\"\n[data]\nmax_seq_len = 64\n\
+                    sources = [{ path = \"a.jsonl\", root = \"a\" }]\n";
+        fs::create_dir_all(root).unwrap();
+        fs::write(root.join("a.toml"), text).unwrap();
+        fs::write(root.join("a.jsonl"), corpus).unwrap();
+        let resolved = config::load(&root.join("a.toml"), &[format!("train.lr={lr}")], &[]).unwrap();
+        let folder = RunFolder::create(&root.join("runs"), "demo").unwrap();
+        let plugin = PluginRecord {
+            name: "shuffled".into(),
+            version: "0.1.0".into(),
+            source: "bundled".into(),
+            sha256: sha256(b"wasm"),
+        };
+        let corpus = FileHash::of(&root.join("a.jsonl")).unwrap();
+        let inputs = Inputs {
+            base: [("config.json".to_string(), corpus.clone())].into(),
+            tokenizer: Some(corpus.clone()),
+            template: None,
+            corpus: vec![corpus],
+            plugins: [("sampler".to_string(), plugin)].into(),
+        };
+        let flex = Implementation { requested: "auto".into(), resolved: "flex".into() };
+        Provenance::new(&folder, &resolved, inputs, Machine::cpu(2), [("grouped_mm".to_string(), flex)].into())
+    }
+
+    #[test]
+    fn it_is_read_back_and_updated() {
+        let root = tempfile::tempdir().unwrap();
+        let mut provenance = sample(root.path(), "0.5", "{}");
+        let run = RunFolder::create(root.path(), "demo").unwrap();
+        provenance.write(&run).unwrap();
+        provenance.resumed(7);
+        provenance.outcome = Some(Outcome {
+            status: Status::Finished,
+            step: 9,
+            ended: utc_now(),
+            reason: None,
+            held_out: [
+                ("a".to_string(), HeldOut { before: 6.5, after: 2.5, standard_error: Some(0.125) }),
+                ("one".to_string(), HeldOut { before: 6.5, after: 2.5, standard_error: None }),
+            ]
+            .into(),
+            exports: BTreeMap::new(),
+        });
+        provenance.write(&run).unwrap();
+        assert_eq!(Provenance::read(run.path()).unwrap(), provenance);
+        assert_eq!(provenance.config["train.lr"].value.as_deref(), Some("0.5"));
+        assert_eq!(provenance.config["train.lr"].origin, "--set train.lr=0.5");
+        assert_eq!(provenance.config["train.max_steps"].value, None);
+        assert_eq!(provenance.resumes[0].from_step, 7);
+    }
+
+    #[test]
+    fn run_ids_differ_and_an_unknown_schema_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let ids = [new_run_id(root.path()), new_run_id(root.path())];
+        assert_ne!(ids[0], ids[1]);
+        fs::write(root.path().join(PROVENANCE), "{\"schema\": 99}").unwrap();
+        let error = Provenance::read(root.path()).unwrap_err();
+        assert_eq!(error.code(), "run::provenance_broken");
+        assert!(error.message().contains("schema 99"), "{error}");
+    }
+}
