@@ -1,0 +1,458 @@
+//! Records to tokens and labels.
+
+use super::reader::{self, Chat, Content, RawRecord};
+use super::spans::{self, EndOfTurn};
+use super::template::ChatTemplate;
+use super::tokenizer::{Encoded, Tokenizer};
+use crate::error::{Error, Result};
+use std::ops::Range;
+use std::path::Path;
+
+/// The label of a token that is not trained.
+pub const NOT_TRAINED: i32 = -100;
+
+/// One record as the model sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// Unique in the corpus.
+    pub id: String,
+    /// Index into the corpus' roots.
+    pub root: u32,
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// `labels[t]` is `ids[t]` where that token is trained and [`NOT_TRAINED`] elsewhere: unshifted, so that position
+    /// `t - 1` predicts it. The first token has nothing before it and is never trained.
+    pub labels: Vec<i32>,
+}
+
+impl Record {
+    /// How many tokens are trained.
+    pub fn trained_tokens(&self) -> usize {
+        self.labels.iter().filter(|&&label| label != NOT_TRAINED).count()
+    }
+}
+
+/// Tokenizer and template of a run.
+pub struct Encoder {
+    tokenizer: Option<Tokenizer>,
+    template: Option<ChatTemplate>,
+    end_of_turn: Option<EndOfTurn>,
+    base: String,
+    vocab_size: usize,
+}
+
+/// Which prompt a conversation gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptForm {
+    /// The template's generation prompt, as servers render it.
+    Generation,
+    /// What stands in front of an assistant's words in training, without what only the generation prompt has.
+    Training,
+}
+
+impl Encoder {
+    /// Opens the tokenizer of the folder `base` and the template that `template` names (a path, or the word `base`), and
+    /// checks them against each other. A base without `tokenizer.json` can still read `input_ids`. `vocab_size` is the
+    /// number of rows in the model's embedding.
+    ///
+    /// # Errors
+    /// `corpus::bad_tokenizer`, `corpus::no_tokenizer`, `corpus::no_template`, `corpus::bad_template`,
+    /// `corpus::split_end_of_turn`, `corpus::double_bos`.
+    pub fn open(base: &Path, template: Option<&str>, vocab_size: usize) -> Result<Self> {
+        let tokenizer = Tokenizer::open(base)?;
+        let mut encoder =
+            Self { tokenizer, template: None, end_of_turn: None, base: base.display().to_string(), vocab_size };
+        if let Some(choice) = template {
+            let tokenizer = encoder.tokenizer()?;
+            let template = ChatTemplate::open(choice, base, tokenizer)?;
+            encoder.end_of_turn = EndOfTurn::find(&template, tokenizer)?;
+            encoder.template = Some(template);
+            encoder.render_prompt(&greeting(), PromptForm::Training)?;
+        }
+        Ok(encoder)
+    }
+
+    /// The base's tokenizer.
+    ///
+    /// # Errors
+    /// `corpus::no_tokenizer`.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Error::new("corpus::no_tokenizer", format!("{} has no tokenizer.json", self.base))
+                .help("without it a corpus can only have `input_ids`")
+        })
+    }
+
+    /// The chat template, if the run has one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// The token that ends an assistant's turn, where there is a template and it has one.
+    pub fn end_of_turn(&self) -> Option<&EndOfTurn> {
+        self.end_of_turn.as_ref()
+    }
+
+    /// The tokens of a conversation whose next turn is the assistant's. `messages` is the list that a record's
+    /// `messages` would be.
+    pub fn render_prompt(&self, messages: &serde_json::Value, form: PromptForm) -> Result<Vec<u32>> {
+        let chat = reader::chat("prompt", messages.clone(), serde_json::Value::Null)?;
+        let text = self.prompt_text(&chat, form)?;
+        Ok(self.encode_rendering(&text)?.ids)
+    }
+
+    fn prompt_text(&self, chat: &Chat, form: PromptForm) -> Result<String> {
+        let template = self.require_template()?;
+        match form {
+            PromptForm::Training => spans::trained_prompt(template, chat),
+            PromptForm::Generation => {
+                template.render(&spans::values(&chat.messages), &minijinja::Value::from_serialize(&chat.tools), true)
+            }
+        }
+    }
+
+    /// The record's tokens and labels at full length.
+    ///
+    /// # Errors
+    /// All name `path`, the line and the record: `corpus::no_template`, `corpus::template_failed`, `corpus::double_bos`,
+    /// `corpus::undecidable_spans`, `corpus::token_out_of_range`.
+    pub fn encode(&self, path: &Path, root: u32, raw: &RawRecord) -> Result<Record> {
+        let place = format!("{}:{}: record {:?}", path.display(), raw.line, raw.id);
+        let (ids, labels) = self.tokens(&raw.content).map_err(|e| e.at(&place))?;
+        if let Some(&id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+            let message = format!("{place}: token {id} is beyond the model's vocabulary of {}", self.vocab_size);
+            return Err(Error::new("corpus::token_out_of_range", message)
+                .help("the tokenizer, or the one that made `input_ids`, is of another model"));
+        }
+        Ok(Record { id: raw.id.clone(), root, ids, labels })
+    }
+
+    fn tokens(&self, content: &Content) -> Result<(Vec<u32>, Vec<i32>)> {
+        let (ids, mut labels) = match content {
+            Content::Chat(chat) => self.chat(chat)?,
+            Content::Text(text) => {
+                let tokenizer = self.tokenizer()?;
+                let mut ids = tokenizer.encode(text)?.ids;
+                if let Some(bos) = tokenizer.text_bos().filter(|bos| ids.first() != Some(bos)) {
+                    ids.insert(0, bos);
+                }
+                let labels = ids.iter().map(|&id| id as i32).collect();
+                (ids, labels)
+            }
+            Content::Tokens { ids, labels } => {
+                let all = || ids.iter().map(|&id| id as i32).collect();
+                (ids.clone(), labels.clone().unwrap_or_else(all))
+            }
+        };
+        if let Some(first) = labels.first_mut() {
+            *first = NOT_TRAINED;
+        }
+        Ok((ids, labels))
+    }
+
+    fn chat(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<i32>)> {
+        let template = self.require_template()?;
+        let tools = minijinja::Value::from_serialize(&chat.tools);
+        let whole = template.render(&spans::values(&chat.messages), &tools, false)?;
+        let trained = spans::trained(template, self.end_of_turn.as_ref(), chat, &whole)?;
+        let Encoded { ids, offsets } = self.encode_rendering(&whole)?;
+        let mut labels = vec![NOT_TRAINED; ids.len()];
+        for span in trained {
+            let tokens = tokens_within(&offsets, &span);
+            if !covers(&offsets[tokens.clone()], &span, &whole) {
+                let message = format!("tokens reach across an end of {:?}", &whole[span]);
+                return Err(Error::new("corpus::undecidable_spans", message));
+            }
+            for t in tokens {
+                labels[t] = ids[t] as i32;
+            }
+        }
+        Ok((ids, labels))
+    }
+
+    /// A rendering's tokens, with exactly one bos token in front where the template or the tokenizer puts one.
+    fn encode_rendering(&self, text: &str) -> Result<Encoded> {
+        let tokenizer = self.tokenizer()?;
+        let mut encoded = tokenizer.encode(text)?;
+        let Some(bos) = tokenizer.special_id("bos_token") else { return Ok(encoded) };
+        match encoded.ids.iter().take_while(|&&id| id == bos).count() {
+            0 if tokenizer.adds_bos() => {
+                encoded.ids.insert(0, bos);
+                encoded.offsets.insert(0, 0..0);
+            }
+            0 | 1 => {}
+            n => {
+                let message = format!("the rendering begins with {n} bos tokens");
+                return Err(Error::new("corpus::double_bos", message).expected("one"));
+            }
+        }
+        Ok(encoded)
+    }
+
+    fn require_template(&self) -> Result<&ChatTemplate> {
+        self.template.as_ref().ok_or_else(|| {
+            Error::new("corpus::no_template", "the corpus has `messages` and the run names no chat template")
+                .help("set `data.template` to a template file, or to \"base\" for the one the base ships")
+        })
+    }
+
+    /// What may be wrong with the tokenizer and the template although they work; each one a sentence.
+    pub fn warnings(&self) -> Result<Vec<String>> {
+        let mut warnings = Vec::new();
+        let Some(tokenizer) = &self.tokenizer else { return Ok(warnings) };
+        if tokenizer.id_bound() > self.vocab_size {
+            warnings.push(format!(
+                "the tokenizer knows ids up to {}, the model's vocabulary has {}",
+                tokenizer.id_bound() - 1,
+                self.vocab_size
+            ));
+        }
+        let pad = tokenizer.special_id("pad_token");
+        let eos = tokenizer.special_id("eos_token");
+        if pad.is_some() && pad == eos {
+            warnings
+                .push("the pad token is also the eos token: other tools that mask padding will not train it".into());
+        }
+        let Some(template) = &self.template else { return Ok(warnings) };
+        let origin = &template.info().origin;
+        if template.info().differs_from_base() {
+            warnings.push(format!("{origin} is not the template the base ships: serve with the one trained with"));
+        }
+        if template.info().reads_clock {
+            warnings.push(format!("{origin} prints the date, which is always 2026-01-01 here"));
+        }
+        match &self.end_of_turn {
+            None => warnings.push(format!("{origin} ends an assistant's turn with no token: the model learns no end")),
+            Some(end) => {
+                if pad == Some(end.id) && pad != eos {
+                    warnings.push(format!("the pad token is also {}, which ends a turn and is trained", end.text));
+                }
+                let stops =
+                    super::read_json(&Path::new(&self.base).join("generation_config.json"))?.unwrap_or_default();
+                let stops = match &stops["eos_token_id"] {
+                    serde_json::Value::Array(list) => list.clone(),
+                    other => vec![other.clone()],
+                };
+                if eos != Some(end.id) && !stops.contains(&end.id.into()) {
+                    warnings.push(format!(
+                        "{origin} ends turns with {}, which is neither the eos token nor in generation_config.json: \
+                         servers will not stop there",
+                        end.text
+                    ));
+                }
+            }
+        }
+        let chat = reader::chat("prompt", greeting(), serde_json::Value::Null)?;
+        let (training, generation) =
+            (self.prompt_text(&chat, PromptForm::Training)?, self.prompt_text(&chat, PromptForm::Generation)?);
+        match generation.strip_prefix(training.as_str()) {
+            Some("") => {}
+            Some(extra) => warnings
+                .push(format!("{origin}: the generation prompt ends in {extra:?}, which no trained turn begins with")),
+            None => warnings.push(format!("{origin}: the generation prompt is not how a trained turn begins")),
+        }
+        Ok(warnings)
+    }
+}
+
+fn greeting() -> serde_json::Value {
+    serde_json::json!([{"role": "user", "content": "Hello."}])
+}
+
+/// The tokens that lie within `span`, both ends included. A token that also covers text outside is not one of them.
+fn tokens_within(offsets: &[Range<usize>], span: &Range<usize>) -> Range<usize> {
+    let first = offsets.partition_point(|token| token.start < span.start);
+    let last = offsets.partition_point(|token| token.end <= span.end);
+    first..last.max(first)
+}
+
+/// Whether `tokens`, which lie within `span`, leave out nothing of it but white space that is joined to what stands beside.
+fn covers(tokens: &[Range<usize>], span: &Range<usize>, text: &str) -> bool {
+    let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return false };
+    let blank = |range: Range<usize>| text.get(range).is_some_and(|text| text.trim().is_empty());
+    blank(span.start..first.start) && blank(last.end..span.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures;
+    use super::*;
+    use serde_json::{Value, json};
+
+    const VOCABULARY: usize = 2048;
+
+    fn encoder() -> Encoder {
+        Encoder::open(&fixtures::path("tiny-base"), Some("base"), VOCABULARY).unwrap()
+    }
+
+    /// The tiny base with another template, and its tokenizer changed by `change`.
+    fn other_encoder(template: &str, change: impl FnOnce(&mut Value)) -> Result<Encoder> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tokenizer = fixtures::json("tiny-base/tokenizer.json");
+        change(&mut tokenizer);
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let config = fixtures::path("tiny-base/tokenizer_config.json");
+        std::fs::copy(config, folder.path().join("tokenizer_config.json")).unwrap();
+        let file = folder.path().join("chat.jinja");
+        std::fs::write(&file, template).unwrap();
+        Encoder::open(folder.path(), file.to_str(), VOCABULARY)
+    }
+
+    fn encode(encoder: &Encoder, record: &Value) -> Result<Record> {
+        let path = Path::new("talk.jsonl");
+        encoder.encode(path, 0, &reader::parse_line(path, 1, record.to_string().as_bytes())?.unwrap())
+    }
+
+    fn trained_text(encoder: &Encoder, record: &Record) -> String {
+        let ids: Vec<u32> = record.labels.iter().filter(|&&l| l != NOT_TRAINED).map(|&l| l as u32).collect();
+        encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
+    }
+
+    #[test]
+    fn ids_and_labels_equal_those_made_part_by_part_in_python() {
+        let encoder = encoder();
+        let golden = fixtures::json("corpus/golden-tokens.json");
+        for row in golden.as_array().unwrap() {
+            let record = encode(&encoder, &row["record"]).unwrap();
+            assert_eq!(json!(record.ids), row["input_ids"], "{}", record.id);
+            assert_eq!(json!(record.labels), row["labels"], "{}", record.id);
+        }
+        assert!(golden.as_array().unwrap().len() >= 20);
+    }
+
+    #[test]
+    fn what_is_trained_decodes_back_to_what_the_assistant_says() {
+        let encoder = encoder();
+        let said = "¿Qué? 你好 🙂  tabs\tand\n\nlines e\u{301}";
+        let messages = json!([{"role": "user", "content": "你好"}, {"role": "assistant", "content": said}]);
+        let record = encode(&encoder, &json!({"messages": messages})).unwrap();
+        assert_eq!(trained_text(&encoder, &record), format!("{said}<turn|>"));
+        let last = record.ids.len() - 1;
+        assert_eq!((record.labels[last - 1], record.labels[last]), (6, NOT_TRAINED), "the newline is not trained");
+    }
+
+    #[test]
+    fn offsets_cover_the_text_without_a_gap() {
+        let text = "<bos><|turn>user\n  a  b 你🙂e\u{301}\u{10FFFF}<turn|>\n";
+        let encoded = encoder().tokenizer().unwrap().encode(text).unwrap();
+        let mut end = 0;
+        for (range, id) in encoded.offsets.iter().zip(&encoded.ids) {
+            assert!(range.start <= end && range.end >= end, "token {id} at {range:?} after {end}");
+            end = range.end;
+        }
+        assert_eq!(end, text.len());
+        assert_eq!(encoder().tokenizer().unwrap().decode(&encoded.ids, false).unwrap(), text);
+    }
+
+    #[test]
+    fn a_span_is_covered_but_for_white_space_in_a_token_with_its_neighbour() {
+        let text = "ab\n\ncd";
+        let within = |tokens: &[Range<usize>], span: Range<usize>| {
+            let found = tokens_within(tokens, &span);
+            (found.clone(), covers(&tokens[found], &span, text))
+        };
+        assert_eq!(within(&[0..2, 2..3, 3..4, 4..6], 3..6), (2..4, true));
+        assert_eq!(within(&[0..2, 2..4, 4..6], 3..6), (2..3, true));
+        assert_eq!(within(&[0..2, 2..5, 5..6], 3..6), (2..3, false));
+        assert_eq!(within(&[0..4, 4..6], 0..3), (0..0, false));
+    }
+
+    #[test]
+    fn row_6_there_is_one_bos_token() {
+        let adds_bos = |tokenizer: &mut Value| {
+            tokenizer["post_processor"] = json!({"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}});
+        };
+        let turns = "{% for m in messages %}<|turn>{{ m.content }}<turn|>\n{% endfor %}";
+        let messages = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+        for template in [turns.to_string(), format!("{{{{ bos_token }}}}{turns}")] {
+            let encoder = other_encoder(&template, adds_bos).unwrap();
+            let record = encode(&encoder, &messages).unwrap();
+            assert_eq!(record.ids.iter().filter(|&&id| id == 2).count(), 1);
+            assert_eq!(record.ids[0], 2);
+            assert_eq!(trained_text(&encoder, &record), "b<turn|>");
+        }
+        let text = encode(&encoder(), &json!({"text": "<bos>a"})).unwrap();
+        assert_eq!(text.ids, encode(&encoder(), &json!({"text": "a"})).unwrap().ids);
+        let error = other_encoder(&format!("{{{{ bos_token }}}}<bos>{turns}"), adds_bos).err().unwrap();
+        assert_eq!(error.code(), "corpus::double_bos");
+    }
+
+    #[test]
+    fn row_11_lengths_are_those_of_the_encoded_record() {
+        let messages = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+        let record = encode(&encoder(), &messages).unwrap();
+        let text = encoder().tokenizer().unwrap().decode(&record.ids, false).unwrap();
+        assert_eq!(text, "<bos><|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n");
+        assert_eq!(record.labels.len(), record.ids.len());
+        assert_eq!(record.trained_tokens(), 2);
+    }
+
+    #[test]
+    fn the_first_token_is_never_trained() {
+        for record in
+            [json!({"text": "a b c"}), json!({"input_ids": [7, 8, 9]}), json!({"input_ids": [7, 8], "labels": [7, 8]})]
+        {
+            let record = encode(&encoder(), &record).unwrap();
+            assert_eq!(record.labels[0], NOT_TRAINED);
+            assert!(record.labels[1..].iter().zip(&record.ids[1..]).all(|(&label, &id)| label == id as i32));
+        }
+    }
+
+    #[test]
+    fn a_token_beyond_the_vocabulary_names_the_record() {
+        let error = encode(&encoder(), &json!({"id": "far", "input_ids": [5, 2048]})).unwrap_err();
+        assert_eq!(error.code(), "corpus::token_out_of_range");
+        assert!(error.message().contains("talk.jsonl:1: record \"far\": token 2048"), "{error}");
+        let small = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 1000).unwrap();
+        assert!(small.warnings().unwrap().iter().any(|w| w.contains("ids up to 2047")));
+        assert!(encode(&small, &json!({"text": "Wherefore art thou"})).is_err());
+    }
+
+    #[test]
+    fn messages_need_a_template_that_the_run_chose() {
+        let encoder = Encoder::open(&fixtures::path("tiny-base"), None, VOCABULARY).unwrap();
+        let error = encode(&encoder, &json!({"messages": [{"role": "user", "content": "a"}]})).unwrap_err();
+        assert_eq!(error.code(), "corpus::no_template");
+        assert!(error.to_string().contains("a template file, or to \"base\""), "{error}");
+        assert!(encode(&encoder, &json!({"text": "a"})).is_ok());
+    }
+
+    #[test]
+    fn a_base_without_a_tokenizer_reads_token_ids_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let encoder = Encoder::open(folder.path(), None, 100).unwrap();
+        assert_eq!(encode(&encoder, &json!({"input_ids": [1, 2]})).unwrap().ids, [1, 2]);
+        assert_eq!(encode(&encoder, &json!({"text": "a"})).unwrap_err().code(), "corpus::no_tokenizer");
+    }
+
+    #[test]
+    fn prompts_come_as_servers_render_them_and_as_training_does() {
+        let encoder = encoder();
+        let messages = json!([{"role": "user", "content": "Hello?"}]);
+        let text = |form| {
+            let ids = encoder.render_prompt(&messages, form).unwrap();
+            encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
+        };
+        let training = "<bos><|turn>user\nHello?<turn|>\n<|turn>model\n";
+        assert_eq!(text(PromptForm::Training), training);
+        assert_eq!(text(PromptForm::Generation), format!("{training}<|channel>thought\n<channel|>"));
+        let warnings = encoder.warnings().unwrap();
+        assert!(warnings.len() == 1 && warnings[0].contains("<|channel>thought"), "{warnings:?}");
+    }
+
+    #[test]
+    fn an_end_of_turn_at_which_servers_do_not_stop_and_a_foreign_template_are_warned_of() {
+        let template = "{{ '<pad>' if add_generation_prompt else bos_token }}{% for m in messages %}{{ m.content }}<mask>{% endfor %}{{ strftime_now('%Y') }}";
+        let warnings = other_encoder(template, |_| {}).unwrap().warnings().unwrap().join("\n");
+        for part in ["ends turns with <mask>", "prints the date", "not how a trained turn begins"] {
+            assert!(warnings.contains(part), "{part}: {warnings}");
+        }
+        let stale = fixtures::path("templates/forcepusher-gemma4.jinja");
+        let stale = Encoder::open(&fixtures::path("tiny-base"), stale.to_str(), VOCABULARY).unwrap();
+        assert!(stale.template().unwrap().info().differs_from_base());
+        assert!(stale.warnings().unwrap()[0].contains("not the template the base ships"));
+    }
+}

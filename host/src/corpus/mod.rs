@@ -1,0 +1,405 @@
+//! From JSONL files to tokens and labels: read, render, find what is trained, tokenise, cut, split.
+//!
+//! [`load`] is the whole path. Nothing here knows how records are ordered or batched.
+
+mod encode;
+mod length;
+mod python;
+mod reader;
+mod spans;
+mod split;
+mod template;
+mod tokenizer;
+
+pub use encode::{Encoder, NOT_TRAINED, PromptForm, Record};
+pub use length::{Refusal, RootReport, TruncationReport};
+pub use spans::EndOfTurn;
+pub use template::{ChatTemplate, TemplateInfo};
+pub use tokenizer::{Encoded, Tokenizer};
+
+use crate::config::{DataConfig, SplitBy};
+use crate::error::{Error, Result};
+use length::LengthLimit;
+use rayon::prelude::*;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+/// The records of a run and how they came about.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    /// Names of the roots, in the order of the sources; [`Record::root`] counts into it.
+    pub roots: Vec<String>,
+    /// Records to train on, in the order of the files.
+    pub train: Vec<Record>,
+    /// Records kept out of training, by root and then in hash order.
+    pub held_out: Vec<Record>,
+    /// What the length limit cost.
+    pub report: TruncationReport,
+    /// The files.
+    pub files: Vec<FileInfo>,
+    /// The chat template, where the run names one.
+    pub template: Option<TemplateInfo>,
+    /// sha256 of the base's `tokenizer.json`, where it has one.
+    pub tokenizer_sha256: Option<String>,
+    /// What the person should know before training, each a sentence.
+    pub warnings: Vec<String>,
+}
+
+/// A source as it was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FileInfo {
+    /// Its path.
+    pub path: PathBuf,
+    /// The root its records count to.
+    pub root: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// sha256 of its bytes.
+    pub sha256: String,
+    /// Records in it.
+    pub records: u64,
+}
+
+impl Corpus {
+    /// At most `max_per_root` held-out records of each root, always the same ones.
+    pub fn evaluation(&self, max_per_root: usize) -> Vec<&Record> {
+        split::evaluation_sample(&self.held_out, max_per_root)
+    }
+
+    /// For each of `records`, whether a training record has the very same tokens.
+    pub fn copied(&self, records: &[&Record]) -> Vec<bool> {
+        let trained: HashSet<&[u32]> = self.train.iter().map(|r| &r.ids[..]).collect();
+        records.iter().map(|r| trained.contains(&r.ids[..])).collect()
+    }
+}
+
+/// Reads, renders, tokenises, cuts and splits all sources of `config` for the model in the folder `base`, whose embedding
+/// has `vocab_size` rows.
+///
+/// # Errors
+/// Class `corpus`, naming file, line and record: a line that cannot be read, a duplicate id, messages without a template,
+/// a template and a tokenizer that do not fit, a token beyond the vocabulary, a file that leaves nothing to train.
+/// A record whose trained part cannot be decided is no error: it stands in the report's `refused`.
+pub fn load(config: &DataConfig, base: &Path, vocab_size: usize) -> Result<Corpus> {
+    let encoder = Encoder::open(base, config.template.as_deref(), vocab_size)?;
+    let mut warnings = encoder.warnings()?;
+    let mut roots: Vec<String> = Vec::new();
+    for source in &config.sources {
+        if !roots.contains(&source.root) {
+            roots.push(source.root.clone());
+        }
+    }
+    let mut limit = LengthLimit::new(config.max_seq_len, config.overlong, &roots);
+    let mut seen: HashMap<String, String> = HashMap::new();
+    let (mut train, mut held_out, mut files) = (Vec::new(), Vec::new(), Vec::new());
+    for source in &config.sources {
+        let root = roots.iter().position(|root| *root == source.root).unwrap_or_default();
+        let (mut kept, mut refusal) = (0, None);
+        let mut file = encode_file(&encoder, &source.path, root as u32, config.split_by, |mut encoded| {
+            // Files of the same name in two folders: records without an id of their own are told apart by their root.
+            if !encoded.named && seen.contains_key(&encoded.id) {
+                encoded.id = format!("{}/{}", source.root, encoded.id);
+                if let Ok(record) = &mut encoded.record {
+                    record.id = encoded.id.clone();
+                }
+            }
+            let place = format!("{}:{}", source.path.display(), encoded.line);
+            if let Some(first) = seen.insert(encoded.id.clone(), place.clone()) {
+                let message = format!("{place}: the id {:?} stands at {first} too", encoded.id);
+                return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus")
+                    .help("records without an `id` are named after their file and line, and after their root where that is taken"));
+            }
+            let record = match encoded.record {
+                Ok(record) => record,
+                Err(error) if error.code() == "corpus::undecidable_spans" => {
+                    refusal.get_or_insert_with(|| error.message().to_string());
+                    limit.refuse(encoded.id, root as u32, error.message().to_string());
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            if let Some(record) = limit.apply(record).map_err(|e| e.at(&place))? {
+                kept += 1;
+                match split::is_held_out(encoded.key, config.held_out) {
+                    true => held_out.push((encoded.key, record)),
+                    false => train.push(record),
+                }
+            }
+            Ok(())
+        })?;
+        if kept == 0 {
+            let refusal = refusal.map_or(String::new(), |reason| format!("; the first refusal: {reason}"));
+            let message = format!("{}: none of its {} records can be trained", source.path.display(), file.records);
+            return Err(Error::new("corpus::nothing_to_train", message + &refusal)
+                .expected("records with an assistant turn, or text, within data.max_seq_len"));
+        }
+        file.root = source.root.clone();
+        files.push(file);
+    }
+    held_out.sort_by_key(|(key, record): &(u64, Record)| (record.root, *key));
+    let held_out: Vec<Record> = held_out.into_iter().map(|(_, record)| record).collect();
+    for (index, root) in roots.iter().enumerate() {
+        let none = |records: &[Record]| !records.iter().any(|record| record.root as usize == index);
+        if none(&train) {
+            warnings.push(format!("root {root}: every record is held out, none is trained"));
+        }
+        if config.held_out > 0.0 && none(&held_out) {
+            warnings.push(format!("root {root}: no record is held out, it cannot be evaluated"));
+        }
+    }
+    let report = limit.finish();
+    if !report.refused.is_empty() {
+        let first = &report.refused[0].reason;
+        warnings.push(format!("records refused and not trained: {}; the first: {first}", report.refused.len()));
+    }
+    Ok(Corpus {
+        roots,
+        train,
+        held_out,
+        report,
+        files,
+        template: encoder.template().map(|template| template.info().clone()),
+        tokenizer_sha256: encoder.tokenizer().ok().map(|tokenizer| tokenizer.sha256().to_string()),
+        warnings,
+    })
+}
+
+/// The records of one file at full length, in order, for scoring.
+///
+/// # Errors
+/// As [`load`], and `corpus::undecidable_spans`.
+pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>> {
+    let mut records = Vec::new();
+    encode_file(encoder, path, 0, SplitBy::default(), |encoded| {
+        records.push(encoded.record?);
+        Ok(())
+    })?;
+    Ok(records)
+}
+
+/// One line's outcome: the record, or why there is none.
+struct EncodedLine {
+    id: String,
+    /// Whether the id is the record's own.
+    named: bool,
+    line: u64,
+    key: u64,
+    record: Result<Record>,
+}
+
+/// Encodes a file on all cores, chunk by chunk, and hands the records to `each` in the order of the file.
+fn encode_file(
+    encoder: &Encoder,
+    path: &Path,
+    root: u32,
+    by: SplitBy,
+    mut each: impl FnMut(EncodedLine) -> Result<()>,
+) -> Result<FileInfo> {
+    let mut lines = reader::Lines::open(path)?;
+    let mut records = 0;
+    loop {
+        let chunk = lines.next_chunk()?;
+        if chunk.is_empty() {
+            break;
+        }
+        let encode = |(line, bytes): &(u64, Vec<u8>)| -> Result<Option<EncodedLine>> {
+            let Some(raw) = reader::parse_line(path, *line, bytes)? else { return Ok(None) };
+            let record = encoder.encode(path, root, &raw);
+            let key = split::key(by, &raw.id, &raw.content);
+            Ok(Some(EncodedLine { id: raw.id, named: raw.named, line: *line, key, record }))
+        };
+        let encoded: Vec<_> = chunk.par_iter().map(encode).collect();
+        for line in encoded {
+            if let Some(line) = line? {
+                records += 1;
+                each(line)?;
+            }
+        }
+    }
+    if records == 0 {
+        return Err(Error::new("corpus::empty_file", format!("{} has no records", path.display()))
+            .expected("one JSON object a line"));
+    }
+    let (bytes, sha256) = lines.finish();
+    Ok(FileInfo { path: path.into(), root: String::new(), bytes, sha256, records })
+}
+
+/// A JSON file of the base folder; `None` where there is none.
+fn read_json(path: &Path) -> Result<Option<serde_json::Value>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
+    let value = serde_json::from_str(&text)
+        .map_err(|e| Error::new("corpus::bad_json", format!("{}: {e}", path.display())).source(e))?;
+    Ok(Some(value))
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The committed base, corpus and templates.
+#[cfg(test)]
+mod fixtures {
+    use super::*;
+
+    pub fn path(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+    }
+
+    pub fn json(name: &str) -> serde_json::Value {
+        read_json(&path(name)).unwrap().unwrap()
+    }
+
+    pub fn template(name: &str) -> ChatTemplate {
+        let tokenizer = Tokenizer::open(&path("tiny-base")).unwrap().unwrap();
+        let file = path("templates").join(name);
+        ChatTemplate::open(file.to_str().unwrap(), &path("tiny-base"), &tokenizer).unwrap()
+    }
+
+    pub fn inline_template(source: &str) -> ChatTemplate {
+        let special = [("bos_token", "<bos>"), ("eos_token", "<turn|>")];
+        let special = special.map(|(key, text)| (key.to_string(), text.to_string()));
+        ChatTemplate::new(source, "inline".into(), None, special.into()).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Overlong, SourceConfig};
+    use std::collections::HashSet;
+
+    fn config(sources: &[(&Path, &str)]) -> DataConfig {
+        let source = |&(path, root): &(&Path, &str)| SourceConfig { path: path.into(), root: root.into() };
+        DataConfig {
+            sources: sources.iter().map(source).collect(),
+            template: Some("base".into()),
+            max_seq_len: 512,
+            overlong: Overlong::Truncate,
+            held_out: 0.05,
+            split_by: SplitBy::default(),
+        }
+    }
+
+    fn file(folder: &Path, name: &str, lines: &[&str]) -> PathBuf {
+        let path = folder.join(name);
+        std::fs::write(&path, lines.join("\n")).unwrap();
+        path
+    }
+
+    fn load_tiny(config: &DataConfig) -> Result<Corpus> {
+        load(config, &fixtures::path("tiny-base"), 2048)
+    }
+
+    #[test]
+    fn the_bundled_corpus_loads_and_every_token_is_accounted_for() {
+        let paths = ["stage", "smalltalk", "verse"].map(|root| (fixtures::path(&format!("corpus/{root}.jsonl")), root));
+        let corpus = load_tiny(&config(&paths.each_ref().map(|(path, root)| (path.as_path(), *root)))).unwrap();
+        assert_eq!(corpus.roots, ["stage", "smalltalk", "verse"]);
+        assert_eq!(corpus.files.iter().map(|file| file.records).collect::<Vec<_>>(), [575, 1716, 112]);
+        for (index, root) in corpus.report.roots.iter().enumerate() {
+            let of_root = |records: &[Record]| -> Vec<Record> {
+                records.iter().filter(|record| record.root as usize == index).cloned().collect()
+            };
+            let (train, held_out) = (of_root(&corpus.train), of_root(&corpus.held_out));
+            assert!(!train.is_empty() && !held_out.is_empty(), "{root:?}");
+            assert_eq!(root.records_kept as usize, train.len() + held_out.len());
+            let both = || train.iter().chain(&held_out);
+            assert_eq!(root.tokens_kept as usize, both().map(|record| record.ids.len()).sum::<usize>());
+            let trained: usize = both().map(Record::trained_tokens).sum();
+            assert_eq!((root.trained_tokens - root.trained_tokens_lost) as usize, trained);
+            assert!(both().all(|record| record.ids.len() <= 512 && record.trained_tokens() > 0));
+        }
+        assert!(corpus.report.refused.is_empty());
+        assert!(corpus.report.roots[0].max > 512 && corpus.report.roots[0].records_cut > 0);
+        let template = corpus.template.as_ref().unwrap();
+        assert_eq!(template.base_sha256.as_ref(), Some(&template.sha256));
+        let sample = corpus.evaluation(3);
+        assert_eq!(sample.len(), 9);
+        assert_eq!(sample[0], &corpus.held_out[0]);
+    }
+
+    #[test]
+    fn the_split_is_stable_when_the_corpus_grows_and_ids_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = std::fs::read_to_string(fixtures::path("corpus/smalltalk.jsonl")).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let held_out = |lines: &[&str]| {
+            let path = file(folder.path(), "talk.jsonl", lines);
+            let corpus = load_tiny(&DataConfig { held_out: 0.2, ..config(&[(&path, "talk")]) }).unwrap();
+            let ids = |records: &[Record]| records.iter().map(|record| record.ids.clone()).collect::<HashSet<_>>();
+            (ids(&corpus.train), ids(&corpus.held_out))
+        };
+        let (train, held) = held_out(&lines[500..700]);
+        let (more_train, more_held) = held_out(&lines[300..900]);
+        assert!(train.is_subset(&more_train) && held.is_subset(&more_held));
+        assert!(more_train.is_disjoint(&more_held), "equal records are on the same side");
+        let renamed: Vec<String> =
+            lines[500..700].iter().map(|line| line.replace("\"id\": \"", "\"id\": \"new ")).collect();
+        assert_eq!(held_out(&renamed.iter().map(String::as_str).collect::<Vec<_>>()), (train, held));
+    }
+
+    #[test]
+    fn an_id_that_stands_twice_names_both_places() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = file(folder.path(), "one.jsonl", &[r#"{"text": "zero"}"#, r#"{"id": "a", "text": "one"}"#]);
+        let two = file(folder.path(), "two.jsonl", &[r#"{"id": "a", "text": "two"}"#]);
+        let error = load_tiny(&config(&[(&one, "x"), (&two, "x")])).unwrap_err();
+        assert_eq!(error.code(), "corpus::duplicate_id");
+        assert!(error.message().contains("two.jsonl:1") && error.message().contains("one.jsonl:2"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_gives_nothing_to_train_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let load_lines = |lines: &[&str]| {
+            let path = file(folder.path(), "talk.jsonl", lines);
+            load_tiny(&config(&[(&path, "talk")])).unwrap_err()
+        };
+        for lines in [&[][..], &["", " "]] {
+            assert_eq!(load_lines(lines).code(), "corpus::empty_file");
+        }
+        let silent = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}"#;
+        let error = load_lines(&[silent]);
+        assert_eq!(error.code(), "corpus::nothing_to_train");
+        assert!(error.message().contains("talk.jsonl: none of its 1 records"), "{error}");
+        let error = load_lines(&[r#"{"text": "a"}"#, r#"{"conversation": []}"#]);
+        assert!(error.message().contains("talk.jsonl:2: "), "{error}");
+    }
+
+    #[test]
+    fn an_undecidable_record_is_refused_by_id_and_the_others_are_trained() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside =
+            r#"{"id": "odd", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
+            "tool_responses": [{"name": "f", "response": "c"}]}]}"#
+                .replace('\n', " ");
+        let plain =
+            r#"{"id": "even", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+        let path = file(folder.path(), "talk.jsonl", &[&inside, plain]);
+        let corpus = load_tiny(&DataConfig { held_out: 0.0, ..config(&[(&path, "talk")]) }).unwrap();
+        assert_eq!(corpus.train.iter().map(|record| record.id.as_str()).collect::<Vec<_>>(), ["even"]);
+        assert_eq!(corpus.report.refused[0].id, "odd");
+        assert!(corpus.report.refused[0].reason.contains("talk.jsonl:1: record \"odd\": message 2"));
+        assert!(corpus.warnings.iter().any(|warning| warning.contains("refused and not trained: 1")));
+        let encoder = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048).unwrap();
+        assert_eq!(encode_for_scoring(&encoder, &path).unwrap_err().code(), "corpus::undecidable_spans");
+    }
+
+    #[test]
+    fn scoring_reads_whole_records_in_order() {
+        let encoder = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048).unwrap();
+        let records = encode_for_scoring(&encoder, &fixtures::path("corpus/verse.jsonl")).unwrap();
+        assert_eq!(records.len(), 112);
+        assert!(records.iter().any(|record| record.ids.len() > 512));
+        assert!(records[0].id.ends_with("-0") && records[1].id.ends_with("-1"));
+    }
+}

@@ -1,0 +1,435 @@
+//! Which bytes of a rendered conversation are trained: what the assistant says and the token that ends its turn.
+//!
+//! They are found by rendering the conversation again with something changed and comparing, never by markers in the
+//! template. Where two renderings cannot be brought together the answer is an error, never a guess.
+
+use super::reader::Chat;
+use super::template::ChatTemplate;
+use super::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+use minijinja::Value;
+use serde_json::json;
+use std::ops::Range;
+
+/// Stands around a number where an assistant's words would be: private-use characters, which templates leave alone.
+const OPEN: char = '\u{E000}';
+const CLOSE: char = '\u{E001}';
+
+/// Keys under which a message carries what the model thought; templates leave it out of earlier turns.
+const REASONING: [&str; 3] = ["reasoning", "reasoning_content", "thinking"];
+
+/// The token with which a template ends an assistant's turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndOfTurn {
+    /// Its text in the rendering.
+    pub text: String,
+    /// Its id.
+    pub id: u32,
+}
+
+impl EndOfTurn {
+    /// What `template` puts behind an assistant's words; `None` where it puts nothing but white space.
+    ///
+    /// # Errors
+    /// `corpus::split_end_of_turn` where the tokenizer cuts it into pieces.
+    pub fn find(template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<Option<Self>> {
+        let messages = [message("user", "Hello."), message("assistant", &mark(0))];
+        let text = template.render(&messages, &Value::from(()), false)?;
+        let Some((_, after)) = text.split_once(&mark(0)) else {
+            let message = format!("{}: what the assistant says is not in the rendering", template.info().origin);
+            return Err(Error::new("corpus::bad_template", message));
+        };
+        let Some(word) = after.split_whitespace().next() else { return Ok(None) };
+        let tokens = tokenizer.encode(word)?;
+        let first = tokens.ids[0];
+        if tokens.ids.len() == 1 || tokenizer.is_added(first) {
+            return Ok(Some(Self { text: word[tokens.offsets[0].clone()].to_string(), id: first }));
+        }
+        let pieces: Vec<_> = tokens.ids.iter().filter_map(|&id| tokenizer.token(id)).collect();
+        let message = format!(
+            "{} ends an assistant's turn with {word:?}, which the tokenizer cuts into {}: {pieces:?}",
+            template.info().origin,
+            pieces.len()
+        );
+        Err(Error::new("corpus::split_end_of_turn", message)
+            .expected("one token")
+            .help("the template and the tokenizer are of different models"))
+    }
+}
+
+/// The trained byte ranges of `whole`, the rendering of `chat`: ascending, apart, none empty. A turn without words has
+/// none.
+///
+/// # Errors
+/// `corpus::undecidable_spans` with the reason.
+pub fn trained(
+    template: &ChatTemplate,
+    end: Option<&EndOfTurn>,
+    chat: &Chat,
+    whole: &str,
+) -> Result<Vec<Range<usize>>> {
+    let turns: Vec<_> = (0..chat.messages.len()).filter(|&i| chat.messages[i]["role"] == "assistant").collect();
+    if turns.is_empty() {
+        return Ok(Vec::new());
+    }
+    let end = end.map_or("", |end| end.text.as_str());
+    let renderer = Renderer { template, tools: Value::from_serialize(&chat.tools) };
+    if let Some(spans) = renderer.by_skeleton(chat, &turns, whole, end)? {
+        return Ok(spans);
+    }
+    renderer.by_prefixes(chat, &turns, whole, end)
+}
+
+/// The text in front of an assistant's first word after `messages`: the prompt as training renders it.
+pub fn trained_prompt(template: &ChatTemplate, chat: &Chat) -> Result<String> {
+    let renderer = Renderer { template, tools: Value::from_serialize(&chat.tools) };
+    renderer.header(&values(&chat.messages))?.ok_or_else(|| undecidable("the template renders no assistant turn here"))
+}
+
+struct Renderer<'a> {
+    template: &'a ChatTemplate,
+    tools: Value,
+}
+
+impl Renderer<'_> {
+    fn render(&self, messages: &[Value]) -> Result<String> {
+        self.template.render(messages, &self.tools, false)
+    }
+
+    /// One more rendering, with marks for the words of every assistant turn: what stands between the marks must stand in
+    /// `whole` too, and the rest of `whole` is what the assistant says. `None` where a turn is more than words, or the
+    /// two renderings differ elsewhere.
+    fn by_skeleton(&self, chat: &Chat, turns: &[usize], whole: &str, end: &str) -> Result<Option<Vec<Range<usize>>>> {
+        if whole.contains([OPEN, CLOSE]) || !turns.iter().all(|&i| only_words(&chat.messages[i])) {
+            return Ok(None);
+        }
+        let mut messages = chat.messages.clone();
+        for &i in turns {
+            messages[i]["content"] = mark(i).into();
+        }
+        let skeleton = self.render(&values(&messages))?;
+        let mut rest = skeleton.as_str();
+        let mut fixed = Vec::with_capacity(turns.len() + 1);
+        for &i in turns {
+            let Some((before, after)) = rest.split_once(&mark(i)) else { return Ok(None) };
+            fixed.push(before);
+            rest = after;
+        }
+        fixed.push(rest);
+        if fixed.iter().any(|piece| piece.contains([OPEN, CLOSE])) || !whole.starts_with(fixed[0]) {
+            return Ok(None);
+        }
+        let mut spans = Vec::new();
+        let mut at = fixed[0].len();
+        for (k, &i) in turns.iter().enumerate() {
+            let last = k + 1 == turns.len();
+            let Some(length) = words_length(&whole[at..], &words(&chat.messages[i]), fixed[k + 1], last) else {
+                return Ok(None);
+            };
+            if length > 0 {
+                spans.push(at..with_end(whole, at + length, end));
+            }
+            at += length + fixed[k + 1].len();
+        }
+        Ok(Some(spans))
+    }
+
+    /// Turn by turn: the conversation up to the turn, with and without it, must be a prefix of `whole`; what lies
+    /// between is what the assistant says, its tool calls and thoughts with it.
+    fn by_prefixes(&self, chat: &Chat, turns: &[usize], whole: &str, end: &str) -> Result<Vec<Range<usize>>> {
+        let chat = self.without_unseen_reasoning(chat, whole)?;
+        let all = values(&chat.messages);
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        for &i in turns {
+            let turn = format!("message {}", i + 1);
+            if chat.messages[i]["tool_responses"].as_array().is_some_and(|list| !list.is_empty()) {
+                let reason = "what tools answered stands inside the assistant's message: give it messages of role tool";
+                return Err(undecidable(&format!("{turn}: {reason}")));
+            }
+            let start = self.start(&all[..i], whole)?.ok_or_else(|| {
+                undecidable(&format!("{turn}: what comes before it renders differently once it is followed by more"))
+            })?;
+            let with_turn = self.render(&all[..=i])?;
+            let mut found = Vec::new();
+            if with_turn.len() >= start && whole.starts_with(&with_turn) {
+                found.push(start..with_turn.trim_end().len().max(start));
+            } else {
+                if calls_tools(&chat.messages[i]) {
+                    let mut calls = chat.messages[i].clone();
+                    calls["content"] = "".into();
+                    let calls = self.render(&[&all[..i], &[Value::from_serialize(&calls)]].concat())?;
+                    if calls.len() < start || !whole.starts_with(&calls) {
+                        return Err(undecidable(&format!(
+                            "{turn}: its tool calls render differently when more follows"
+                        )));
+                    }
+                    found.push(start..calls.trim_end().len().max(start));
+                }
+                if !words(&chat.messages[i]).is_empty() {
+                    found.push(self.words_in_place(&chat, i, whole, end)?.ok_or_else(|| {
+                        undecidable(&format!("{turn}: its words cannot be told from what the template adds"))
+                    })?);
+                }
+            }
+            let silent = words(&chat.messages[i]).is_empty() && !calls_tools(&chat.messages[i]);
+            for span in found.into_iter().filter(|span| !span.is_empty() && !silent) {
+                if spans.last().is_some_and(|before| before.end > span.start) {
+                    return Err(undecidable(&format!("{turn}: it overlaps the turn before")));
+                }
+                spans.push(span);
+            }
+        }
+        Ok(spans)
+    }
+
+    /// Where the words of a turn after `before` begin in `whole`: behind the longest of two readings of its header.
+    fn start(&self, before: &[Value], whole: &str) -> Result<Option<usize>> {
+        let header = self.header(before)?;
+        let prompt = match before {
+            [] => None,
+            _ => Some(self.template.render(before, &self.tools, true)?),
+        };
+        Ok(header.into_iter().chain(prompt).filter(|text| whole.starts_with(text)).map(|text| text.len()).max())
+    }
+
+    /// What is rendered in front of an assistant's words after `before`.
+    fn header(&self, before: &[Value]) -> Result<Option<String>> {
+        let text = self.render(&[before, &[message("assistant", &mark(0))]].concat())?;
+        Ok(text.split_once(&mark(0)).map(|(header, _)| header.to_string()))
+    }
+
+    /// The span of one turn's words by exchanging them for a mark in the whole conversation.
+    fn words_in_place(&self, chat: &Chat, turn: usize, whole: &str, end: &str) -> Result<Option<Range<usize>>> {
+        let mut messages = chat.messages.clone();
+        messages[turn]["content"] = mark(turn).into();
+        let marked = self.render(&values(&messages))?;
+        let Some((before, after)) = marked.split_once(&mark(turn)) else { return Ok(None) };
+        if !whole.starts_with(before) || !whole.ends_with(after) || before.len() + after.len() > whole.len() {
+            return Ok(None);
+        }
+        let length = whole.len() - before.len() - after.len();
+        let said = words(&chat.messages[turn]);
+        let found = &whole[before.len()..before.len() + length];
+        Ok(said.contains(found).then(|| before.len()..with_end(whole, before.len() + length, end)))
+    }
+
+    /// The conversation without the reasoning of earlier turns, where it renders to the same text without: a prefix of
+    /// the conversation would show it, since there the turn is the last one.
+    fn without_unseen_reasoning(&self, chat: &Chat, whole: &str) -> Result<Chat> {
+        let last_user = chat.messages.iter().rposition(|m| m["role"] == "user").unwrap_or(0);
+        let mut shorter = chat.clone();
+        for message in shorter.messages[..last_user].iter_mut().filter_map(|m| m.as_object_mut()) {
+            message.retain(|key, _| !REASONING.contains(&key.as_str()));
+        }
+        let same = shorter != *chat && self.render(&values(&shorter.messages))? == whole;
+        Ok(if same { shorter } else { chat.clone() })
+    }
+}
+
+/// How many bytes of `rest` are the assistant's words, when `after` follows them and ends the text if this is the `last`
+/// turn. Templates trim the words and some leave thoughts out, so that they may be a part of `said`.
+fn words_length(rest: &str, said: &str, after: &str, last: bool) -> Option<usize> {
+    let follows = |tail: &str| if last { tail == after } else { tail.starts_with(after) };
+    if rest.strip_prefix(said).is_some_and(follows) {
+        return Some(said.len());
+    }
+    let length = if last {
+        rest.len().checked_sub(after.len()).filter(|_| rest.ends_with(after))?
+    } else {
+        let mut places = rest.match_indices(after);
+        let first = places.next()?.0;
+        // two places would mean a choice
+        if after.is_empty() || places.next().is_some() {
+            return None;
+        }
+        first
+    };
+    said.contains(&rest[..length]).then_some(length)
+}
+
+/// `at`, or the end of the end-of-turn token where it stands there.
+fn with_end(whole: &str, at: usize, end: &str) -> usize {
+    if whole[at..].starts_with(end) { at + end.len() } else { at }
+}
+
+/// The text of a message: its string, or its text parts one after the other, trimmed as templates do.
+fn words(message: &serde_json::Value) -> String {
+    match &message["content"] {
+        serde_json::Value::String(text) => text.trim().to_string(),
+        serde_json::Value::Array(parts) => parts.iter().filter_map(|p| p["text"].as_str()).map(str::trim).collect(),
+        _ => String::new(),
+    }
+}
+
+fn only_words(message: &serde_json::Value) -> bool {
+    let empty = |value: &serde_json::Value| value.is_null() || *value == json!([]) || *value == json!("");
+    let mut pairs = message.as_object().into_iter().flatten();
+    pairs.all(|(key, value)| key == "role" || key == "content" && !value.is_null() || empty(value))
+}
+
+fn calls_tools(message: &serde_json::Value) -> bool {
+    message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
+}
+
+fn mark(turn: usize) -> String {
+    format!("{OPEN}{turn}{CLOSE}")
+}
+
+fn message(role: &str, content: &str) -> Value {
+    Value::from_serialize(json!({"role": role, "content": content}))
+}
+
+/// The messages as a template takes them.
+pub fn values(messages: &[serde_json::Value]) -> Vec<Value> {
+    messages.iter().map(Value::from_serialize).collect()
+}
+
+fn undecidable(reason: &str) -> Error {
+    Error::new("corpus::undecidable_spans", reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{fixtures, reader};
+    use super::*;
+
+    const GOOGLE: &str = "google-2026-05-via-forcepusher.jinja";
+    const UNSLOTH: &str = "unsloth-gemma-4.jinja";
+
+    /// A template of another family: other turn tokens, words kept as they are, thoughts shown in the last turn only.
+    const THINKING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
+        {% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}\
+        {{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+    fn user(text: &str) -> serde_json::Value {
+        json!({"role": "user", "content": text})
+    }
+
+    fn assistant(text: &str) -> serde_json::Value {
+        json!({"role": "assistant", "content": text})
+    }
+
+    fn chat(messages: &[serde_json::Value]) -> Chat {
+        reader::chat("here", json!(messages), json!(null)).unwrap()
+    }
+
+    fn spans_of(template: &ChatTemplate, end: &str, chat: &Chat) -> Result<Vec<String>> {
+        let whole = template.render(&values(&chat.messages), &Value::from_serialize(&chat.tools), false).unwrap();
+        let end = EndOfTurn { text: end.into(), id: 6 };
+        let spans = trained(template, Some(&end), chat, &whole)?;
+        Ok(spans.into_iter().map(|span| whole[span].to_string()).collect())
+    }
+
+    fn gemma(name: &str, messages: &[serde_json::Value]) -> Vec<String> {
+        spans_of(&fixtures::template(name), "<turn|>", &chat(messages)).unwrap()
+    }
+
+    #[test]
+    fn row_1_every_end_of_turn_is_trained_whatever_the_eos_token_is() {
+        let tokenizer = Tokenizer::open(&fixtures::path("tiny-base")).unwrap().unwrap();
+        let end = EndOfTurn::find(&fixtures::template(GOOGLE), &tokenizer).unwrap().unwrap();
+        assert_eq!(end, EndOfTurn { text: "<turn|>".into(), id: 6 });
+        let found = gemma(GOOGLE, &[user("One?"), assistant("1."), user("Two?"), assistant("2.")]);
+        assert_eq!(found, ["1.<turn|>", "2.<turn|>"]);
+    }
+
+    #[test]
+    fn row_2_templates_without_markers_have_spans() {
+        for name in
+            [GOOGLE, UNSLOTH, "unsloth-gemma-4-edge.jinja", "forcepusher-gemma4.jinja", "python-semantics.jinja"]
+        {
+            let found = gemma(name, &[user("Hello?"), assistant("Good day.")]);
+            assert!(found.len() == 1 && found[0].starts_with("Good day."), "{name}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn row_3_any_turn_tokens_will_do_and_what_cannot_be_decided_is_refused() {
+        let plain = fixtures::inline_template("{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}");
+        assert_eq!(spans_of(&plain, "", &chat(&[user("a"), assistant("b"), user("c")])).unwrap(), ["b"]);
+        let counting = fixtures::inline_template(
+            "{{ messages | length }}{% for m in messages %}<{{ m.content | length }}>{{ m.content }}{% endfor %}",
+        );
+        let error = spans_of(&counting, "", &chat(&[user("a"), assistant("four"), user("e")])).unwrap_err();
+        assert_eq!(error.code(), "corpus::undecidable_spans");
+        assert!(error.message().starts_with("message 2: "), "{error}");
+        let changed = fixtures::inline_template("{% for m in messages %}<{{ m.content | upper }}>{% endfor %}");
+        let found = spans_of(&changed, "", &chat(&[user("a"), assistant("bcd"), user("e")])).unwrap();
+        assert_eq!(found, ["BCD>"], "the prefix with the turn ends behind it");
+    }
+
+    #[test]
+    fn row_4_thoughts_that_the_template_strips_spill_nothing_into_other_turns() {
+        let thought = "<|channel>thought\nLet me see.\n<channel|>Because.";
+        for name in [GOOGLE, UNSLOTH] {
+            let found = gemma(name, &[user("Why?"), assistant(thought), user("Sure?"), assistant("Yes.")]);
+            assert_eq!(found, ["Because.<turn|>", "Yes.<turn|>"]);
+        }
+        let template = fixtures::inline_template(THINKING);
+        let said = |text: &str, why: &str| json!({"role": "assistant", "content": text, "reasoning_content": why});
+        let messages = [user("Why?"), said("Because.", "Hm."), user("Sure?"), said("Yes.", "Well.")];
+        let found = spans_of(&template, "<|im_end|>", &chat(&messages)).unwrap();
+        assert_eq!(found, ["Because.<|im_end|>", "<think>\nWell.\n</think>\n\nYes.<|im_end|>"]);
+        let inside = [user("Why?"), assistant("<think>Hm.</think>Because."), user("Sure?"), assistant("Yes.")];
+        let found = spans_of(&template, "<|im_end|>", &chat(&inside)).unwrap();
+        assert_eq!(found, ["Because.<|im_end|>", "Yes.<|im_end|>"]);
+    }
+
+    #[test]
+    fn adjacent_turns_are_trained_as_the_template_joins_them() {
+        let messages = [user("Count."), assistant("One."), assistant("Two."), user("On."), assistant("Three.")];
+        assert_eq!(gemma(GOOGLE, &messages), ["One.<turn|>", "Two.<turn|>", "Three.<turn|>"]);
+        assert_eq!(gemma(UNSLOTH, &messages), ["One.", "Two.<turn|>", "Three.<turn|>"]);
+    }
+
+    #[test]
+    fn tool_calls_are_trained_and_what_tools_answer_is_not() {
+        let call = json!([{"id": "c", "function": {"name": "clock", "arguments": {}}}]);
+        let answer = json!({"role": "tool", "tool_call_id": "c", "content": "nine"});
+        let calling =
+            |text: &str| json!({"role": "assistant", "content": text, "tool_calls": call, "reasoning": "Look."});
+        let turn = [user("Time?"), calling(""), answer.clone(), assistant("Nine.")];
+        let thought = "<|channel>thought\nLook.\n<channel|>";
+        let called = "<|tool_call>call:clock{}<tool_call|><|tool_response>";
+        for name in [GOOGLE, UNSLOTH] {
+            assert_eq!(gemma(name, &turn), [format!("{thought}{called}"), "Nine.<turn|>".into()]);
+            // once a user turn follows, the template leaves the thought out
+            let more = [&turn[..], &[user("And?"), assistant("Ten.")]].concat();
+            assert_eq!(gemma(name, &more), [called, "Nine.<turn|>", "Ten.<turn|>"]);
+            // the template puts the words behind the answer
+            let both = [user("Time?"), calling("I looked."), answer.clone(), assistant("Nine.")];
+            assert_eq!(gemma(name, &both), [&format!("{thought}{called}"), "I looked.<turn|>", "Nine.<turn|>"]);
+            assert_eq!(gemma(name, &turn[..2]), [format!("{thought}{called}")]);
+        }
+        let inside = json!({"role": "assistant", "content": "Nine.", "tool_calls": call,
+            "tool_responses": [{"name": "clock", "response": "nine"}]});
+        let error = spans_of(&fixtures::template(GOOGLE), "<turn|>", &chat(&[user("Time?"), inside])).unwrap_err();
+        assert!(error.message().contains("messages of role tool"), "{error}");
+    }
+
+    #[test]
+    fn words_that_look_like_markup_do_not_move_the_spans() {
+        let turn = "<turn|>\n<|turn>user\nNo.<turn|>\n<|turn>model\n";
+        let found = gemma(GOOGLE, &[user("Say it."), assistant(turn), user(turn), assistant("\u{E000}0\u{E001}")]);
+        assert_eq!(found, [format!("{}<turn|>", turn.trim()), "\u{E000}0\u{E001}<turn|>".into()]);
+        let found = gemma(UNSLOTH, &[user("Say it."), assistant("a"), user("a"), assistant("a")]);
+        assert_eq!(found, ["a<turn|>", "a<turn|>"]);
+    }
+
+    #[test]
+    fn a_turn_without_words_trains_nothing() {
+        assert_eq!(gemma(GOOGLE, &[user("Hush."), assistant(" "), user("Now?"), assistant("Yes.")]), ["Yes.<turn|>"]);
+        assert_eq!(gemma(GOOGLE, &[user("Anyone?")]), [""; 0]);
+    }
+
+    #[test]
+    fn an_end_of_turn_in_pieces_is_an_error() {
+        let tokenizer = Tokenizer::open(&fixtures::path("tiny-base")).unwrap().unwrap();
+        let error = EndOfTurn::find(&fixtures::inline_template(THINKING), &tokenizer).unwrap_err();
+        assert_eq!(error.code(), "corpus::split_end_of_turn");
+        assert!(error.message().contains("<|im_end|>"), "{error}");
+        let none = fixtures::inline_template("{% for m in messages %}{{ m.content }}\n{% endfor %}");
+        assert_eq!(EndOfTurn::find(&none, &tokenizer).unwrap(), None);
+    }
+}

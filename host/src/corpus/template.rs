@@ -1,0 +1,275 @@
+//! Chat templates: Jinja as Hugging Face's transformers runs it, in minijinja.
+//!
+//! One difference is known: `~` joins `none`, `true` and floats as minijinja prints them, not as Python does.
+
+use super::python::{self, Moment};
+use super::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Instructions one rendering may take: a conversation of a thousand messages needs a tenth of it.
+const FUEL: u64 = 100_000_000;
+/// Depth of macro calls; a template that recurses for ever ends here and not at the end of the stack.
+const RECURSION: usize = 100;
+/// What `strftime_now` tells a template: a fixed moment, so that the same corpus always becomes the same tokens.
+const NOW: Moment = Moment { date: (2026, 1, 1), time: (0, 0, 0) };
+
+/// A compiled template with the special tokens it may print.
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    special: BTreeMap<String, String>,
+    info: TemplateInfo,
+}
+
+/// Which template a corpus was rendered with.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TemplateInfo {
+    /// Path of the file it was read from.
+    pub origin: String,
+    /// Its text.
+    #[serde(skip)]
+    pub source: String,
+    /// sha256 of its text.
+    pub sha256: String,
+    /// sha256 of the template that the base ships, if it ships one.
+    pub base_sha256: Option<String>,
+    /// Whether the template asks for the date, which is then a fixed one.
+    pub reads_clock: bool,
+}
+
+impl TemplateInfo {
+    /// Whether the base ships another template than this one.
+    pub fn differs_from_base(&self) -> bool {
+        self.base_sha256.as_ref().is_some_and(|base| *base != self.sha256)
+    }
+}
+
+impl ChatTemplate {
+    /// Reads the template that `choice` names: a path, or the word `base` for the one in the folder `base`.
+    pub fn open(choice: &str, base: &Path, tokenizer: &Tokenizer) -> Result<Self> {
+        let shipped = shipped_template(base)?;
+        let (origin, source) = if choice == "base" {
+            shipped.clone().ok_or_else(|| {
+                Error::new("corpus::no_template", format!("{} ships no chat template", base.display()))
+                    .help("name a template file in `data.template`")
+            })?
+        } else {
+            let path = Path::new(choice);
+            (choice.to_string(), std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?)
+        };
+        let base_sha256 = shipped.map(|(_, text)| super::sha256(text.as_bytes()));
+        Self::new(&source, origin, base_sha256, tokenizer.special_tokens().clone())
+    }
+
+    /// Compiles `source`; `special` are the variables it sees, such as `bos_token`.
+    ///
+    /// # Errors
+    /// `corpus::bad_template` where the template does not compile.
+    pub fn new(
+        source: &str,
+        origin: String,
+        base_sha256: Option<String>,
+        special: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        let info = TemplateInfo {
+            source: source.to_string(),
+            sha256: super::sha256(source.as_bytes()),
+            base_sha256,
+            reads_clock: source.contains("strftime_now"),
+            origin,
+        };
+        let mut env = environment();
+        env.add_template_owned("chat", without_generation_tags(source)).map_err(|e| {
+            let message = format!("{}: the chat template does not compile: {e}", info.origin);
+            Error::new("corpus::bad_template", message).source(e)
+        })?;
+        Ok(Self { env, special, info })
+    }
+
+    /// Where the template came from and its hashes.
+    pub fn info(&self) -> &TemplateInfo {
+        &self.info
+    }
+
+    /// The text of a conversation; with `add_generation_prompt` it ends where the model would go on.
+    ///
+    /// # Errors
+    /// `corpus::template_failed` with the template's own message: it raised one, or ran out of fuel.
+    pub fn render(&self, messages: &[Value], tools: &Value, add_generation_prompt: bool) -> Result<String> {
+        let context = minijinja::context! {
+            messages => messages,
+            tools => tools,
+            documents => (),
+            add_generation_prompt => add_generation_prompt,
+            ..Value::from_serialize(&self.special),
+        };
+        let rendered = self.env.get_template("chat").and_then(|template| template.render(context));
+        rendered.map_err(|e| {
+            let at = e.line().map_or(String::new(), |line| format!(":{line}"));
+            let cause = match e.kind() {
+                ErrorKind::OutOfFuel => "it did not end".to_string(),
+                _ => e.detail().map_or_else(|| e.to_string(), str::to_string),
+            };
+            Error::new("corpus::template_failed", format!("the chat template {}{at}: {cause}", self.info.origin))
+                .source(e)
+        })
+    }
+}
+
+/// `chat_template.jinja`, or the entry in `tokenizer_config.json`: where it was found, and its text.
+fn shipped_template(base: &Path) -> Result<Option<(String, String)>> {
+    let path = base.join("chat_template.jinja");
+    if path.exists() {
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+        return Ok(Some((path.display().to_string(), text)));
+    }
+    let path = base.join("tokenizer_config.json");
+    let config = super::read_json(&path)?.unwrap_or_default();
+    let text = match &config["chat_template"] {
+        serde_json::Value::String(text) => Some(text.clone()),
+        // several named ones: a list of {name, template}
+        serde_json::Value::Array(list) => list
+            .iter()
+            .find(|entry| entry["name"] == "default")
+            .and_then(|entry| entry["template"].as_str())
+            .map(String::from),
+        _ => None,
+    };
+    Ok(text.map(|text| (path.display().to_string(), text)))
+}
+
+/// `{% generation %}` marks what to train in some templates; minijinja has no such block, and what is trained is found
+/// without it, so that the tags become a condition that always holds.
+fn without_generation_tags(source: &str) -> String {
+    let tag = regex::Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("the pattern is a constant");
+    let replace = |found: &regex::Captures| {
+        let word = if found.get(2).is_some() { "endif" } else { "if true" };
+        format!("{{%{} {word} {}%}}", &found[1], &found[3])
+    };
+    tag.replace_all(source, replace).into_owned()
+}
+
+fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_trim_blocks(true);
+    env.set_lstrip_blocks(true);
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(RECURSION);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|out, _, value| match value.as_str() {
+        Some(text) => out.write_str(text).map_err(Into::into),
+        None => out.write_str(&python::str(value)).map_err(Into::into),
+    });
+    env.add_filter("tojson", |value: &Value, kwargs: Kwargs| python::tojson(value, kwargs));
+    env.add_filter("string", python::str);
+    env.add_filter("trim", python::strip);
+    // in Python text, mappings and even undefined values are sequences and can be iterated over
+    let sequence = |value: &Value| {
+        use ValueKind::{Map, Seq, String, Undefined};
+        matches!(value.kind(), Seq | String | Map | Undefined)
+    };
+    env.add_test("sequence", sequence);
+    env.add_test("iterable", move |value: &Value| sequence(value) || value.kind() == ValueKind::Iterable);
+    env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+    });
+    env.add_function("strftime_now", |format: String| python::strftime(NOW, &format));
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{fixtures, reader, spans};
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_template_renders_every_conversation_as_python_does() {
+        let golden = fixtures::json("templates/golden.json");
+        let mut compared = 0;
+        for (name, rows) in golden["renderings"].as_object().unwrap() {
+            let template = fixtures::template(name);
+            for row in rows.as_array().unwrap() {
+                let conversations = golden["conversations"].as_array().unwrap();
+                let found = conversations.iter().find(|c| c["name"] == row["conversation"]).unwrap();
+                let chat = reader::chat("golden", found["messages"].clone(), found["tools"].clone()).unwrap();
+                let tools = Value::from_serialize(&chat.tools);
+                let prompt = row["add_generation_prompt"].as_bool().unwrap();
+                let text = template.render(&spans::values(&chat.messages), &tools, prompt).unwrap();
+                assert_eq!(text, row["text"].as_str().unwrap(), "{name}: {}", row["conversation"]);
+                compared += 1;
+            }
+        }
+        assert!(compared >= 4 * 12 * 2, "{compared} renderings compared");
+    }
+
+    #[test]
+    fn row_9_both_spellings_of_arguments_render_alike() {
+        let render = |arguments: serde_json::Value| {
+            let call = json!({"id": "c", "function": {"name": "weather", "arguments": arguments}});
+            let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}]);
+            let chat = reader::chat("here", messages, json!(null)).unwrap();
+            let template = fixtures::template("unsloth-gemma-4.jinja");
+            template.render(&spans::values(&chat.messages), &Value::from(()), false).unwrap()
+        };
+        let text = render(json!("{\"city\": \"Oslo\"}"));
+        assert_eq!(text, render(json!({"city": "Oslo"})));
+        assert!(text.contains("call:weather{city:<|\"|>Oslo<|\"|>}"), "{text}");
+    }
+
+    fn fails(source: &str) -> String {
+        // on a worker's small stack, where the corpus is rendered
+        let run = || fixtures::inline_template(source).render(&[], &Value::from(()), false).unwrap_err();
+        let error = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+        assert_eq!(error.code(), "corpus::template_failed");
+        error.message().to_string()
+    }
+
+    #[test]
+    fn a_template_that_does_not_end_is_stopped() {
+        let nested = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}";
+        assert!(fails(nested).contains("did not end"));
+        assert!(fails("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").contains("recursion"));
+    }
+
+    #[test]
+    fn a_conversation_of_a_thousand_messages_needs_a_tenth_of_the_fuel() {
+        let mut template = fixtures::template("google-2026-05-via-forcepusher.jinja");
+        template.env.set_fuel(Some(FUEL / 10));
+        let roles = ["user", "assistant"].into_iter().cycle().take(1000);
+        let messages: Vec<_> = roles.map(|role| json!({"role": role, "content": "word"})).collect();
+        let text = template.render(&spans::values(&messages), &Value::from(()), false).unwrap();
+        assert_eq!(text.matches("<|turn>").count(), 1000);
+    }
+
+    #[test]
+    fn what_a_template_raises_is_the_error() {
+        assert!(
+            fails("a\n{{ raise_exception('roles must ' 'alternate') }}").contains("inline:2: roles must alternate")
+        );
+    }
+
+    #[test]
+    fn a_template_that_does_not_compile_names_its_file() {
+        let error = ChatTemplate::new("{% if %}", "x.jinja".into(), None, BTreeMap::new()).err().unwrap();
+        assert_eq!(error.code(), "corpus::bad_template");
+        assert!(error.message().starts_with("x.jinja: "), "{error}");
+    }
+
+    #[test]
+    fn the_template_of_an_older_base_stands_in_its_tokenizer_config() {
+        let base = tempfile::tempdir().unwrap();
+        assert_eq!(shipped_template(base.path()).unwrap(), None);
+        let config =
+            json!({"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]});
+        let path = base.path().join("tokenizer_config.json");
+        std::fs::write(&path, config.to_string()).unwrap();
+        assert_eq!(shipped_template(base.path()).unwrap(), Some((path.display().to_string(), "yes".into())));
+    }
+}
