@@ -1,0 +1,142 @@
+//! The trainable tensors of a run: one pair A `[r, in]`, B `[out, r]` (f32) for each adapted module.
+
+use super::lora::LoraPlan;
+use super::rng::{SplitMix64, derive_seed};
+use super::spec::{LinearModule, Slot};
+use crate::error::{Error, Result};
+use burn::tensor::{Device, Tensor, TensorData};
+use std::collections::BTreeMap;
+use tunehost_kernels::linear::{Adapter as LinearAdapter, Dropout};
+
+/// A and B of one module.
+#[derive(Debug, Clone)]
+pub struct LowRank {
+    /// `[r, in]`.
+    pub a: Tensor<2>,
+    /// `[out, r]`.
+    pub b: Tensor<2>,
+}
+
+/// The adapters of one layer, by [`Slot`], as the kernels take them.
+pub type LayerAdapters = [Option<LinearAdapter>; 7];
+
+/// Every adapter of a model.
+#[derive(Debug, Clone)]
+pub struct Adapter {
+    /// What is adapted.
+    pub plan: LoraPlan,
+    /// Parallel to `plan.modules`.
+    pub modules: Vec<LowRank>,
+}
+
+/// Values and shape of one adapter tensor under its PEFT name.
+pub type NamedTensor = (String, [usize; 2], Vec<f32>);
+
+/// Shape and values of 2-D tensors, by name.
+pub type TensorMap = BTreeMap<String, ([usize; 2], Vec<f32>)>;
+
+impl Adapter {
+    /// Fresh adapters: A uniform in +-1/sqrt(in) (the Kaiming initialisation that PEFT uses), B zero. Each module draws from a
+    /// stream named after its path, so that adapting one module more changes no other.
+    pub fn init(plan: LoraPlan, seed: u64, device: &Device) -> Self {
+        let modules = plan.modules.iter().map(|m| {
+            let mut rng = SplitMix64::new(seed, &m.path);
+            let bound = 1.0 / (m.input as f64).sqrt();
+            let values = (0..plan.rank * m.input).map(|_| ((2.0 * rng.next_f64() - 1.0) * bound) as f32).collect();
+            LowRank { a: tensor([plan.rank, m.input], values, device), b: Tensor::zeros([m.output, plan.rank], device) }
+        });
+        let modules = modules.collect();
+        Self { plan, modules }
+    }
+
+    /// Adapters from tensors under their PEFT names.
+    ///
+    /// # Errors
+    /// `model::adapter_tensor` naming the tensor that is missing, left over, wrongly shaped or not finite.
+    pub fn from_tensors(plan: LoraPlan, mut tensors: TensorMap, device: &Device) -> Result<Self> {
+        let wrong = |message: String| Error::new("model::adapter_tensor", message);
+        let mut take = |name: String, shape: [usize; 2]| -> Result<Tensor<2>> {
+            let (found, values) = tensors.remove(&name).ok_or_else(|| {
+                wrong(format!("the adapter has no tensor {name}")).expected(format!("{name} {shape:?}"))
+            })?;
+            if found != shape {
+                return Err(wrong(format!("adapter tensor {name} has shape {found:?}"))
+                    .expected(format!("{shape:?}, from the base and the rank"))
+                    .help("was the adapter trained on another base?"));
+            }
+            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+                return Err(wrong(format!("adapter tensor {name} holds {} at element {at}", values[at]))
+                    .expected("finite values"));
+            }
+            Ok(tensor(shape, values, device))
+        };
+        let modules = plan
+            .modules
+            .iter()
+            .map(|m| {
+                let [a, b] = peft_names(m);
+                Ok(LowRank { a: take(a, [plan.rank, m.input])?, b: take(b, [m.output, plan.rank])? })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        match tensors.keys().next() {
+            Some(name) => Err(wrong(format!("adapter tensor {name} belongs to no adapted module of this base"))
+                .help("was the adapter trained on another base?")),
+            None => Ok(Self { plan, modules }),
+        }
+    }
+
+    /// Every tensor under its PEFT name, A before B, in module order.
+    pub fn tensors(&self) -> Vec<NamedTensor> {
+        let pairs = self.plan.modules.iter().zip(&self.modules);
+        pairs
+            .flat_map(|(m, pair)| {
+                let [a, b] = peft_names(m);
+                [(a, pair.a.dims(), values(&pair.a)), (b, pair.b.dims(), values(&pair.b))]
+            })
+            .collect()
+    }
+
+    /// The adapters of `layer` as the kernels take them. `dropout_seed` turns dropout on; it must be the same for a layer and
+    /// its recompute.
+    pub fn layer(&self, layer: usize, dropout_seed: Option<u64>) -> LayerAdapters {
+        self.layer_of(layer, dropout_seed, |pair| pair.clone())
+    }
+
+    /// Like [`Adapter::layer`], with every tensor passed through `map`: how the engine marks them as differentiable.
+    pub fn layer_of(
+        &self,
+        layer: usize,
+        dropout_seed: Option<u64>,
+        mut map: impl FnMut(&LowRank) -> LowRank,
+    ) -> LayerAdapters {
+        let mut out: LayerAdapters = Default::default();
+        for (module, pair) in self.plan.modules.iter().zip(&self.modules).filter(|(m, _)| m.layer == layer) {
+            let LowRank { a, b } = map(pair);
+            let seed = dropout_seed.filter(|_| self.plan.dropout > 0.0);
+            let dropout = seed.map(|seed| Dropout { p: self.plan.dropout, seed: derive_seed(seed, &module.path) });
+            out[module.slot as usize] = Some(LinearAdapter { a, b, scale: self.plan.scale, dropout });
+        }
+        out
+    }
+
+    /// Indices into `modules` of the adapters of `layer`, in slot order.
+    pub fn indices_of(&self, layer: usize) -> impl Iterator<Item = (usize, Slot)> + '_ {
+        let modules = self.plan.modules.iter().enumerate();
+        modules.filter(move |(_, m)| m.layer == layer).map(|(i, m)| (i, m.slot))
+    }
+}
+
+/// Names of a module's A and B in `adapter_model.safetensors`.
+pub fn peft_names(module: &LinearModule) -> [String; 2] {
+    ["lora_A", "lora_B"].map(|which| format!("base_model.model.{}.{which}.weight", module.path))
+}
+
+/// An f32 tensor from its values.
+pub fn tensor<const D: usize>(shape: [usize; D], values: Vec<f32>, device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+/// A tensor's f32 values, row-major.
+pub fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    tensor.try_to_vec_as::<f32>().expect("an f32 tensor on a device that answers")
+}

@@ -1,0 +1,315 @@
+//! A Hugging Face checkpoint on disk: one `model.safetensors` or shards with an index, memory-mapped, nothing copied.
+
+use crate::error::{Error, Result};
+use half::{bf16, f16};
+use memmap2::Mmap;
+use rayon::prelude::*;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a file that are converted at once; a multiple of every element's size.
+const READ_BYTES: usize = 8 << 20;
+
+/// Where one tensor lies.
+#[derive(Debug, Clone)]
+pub struct TensorEntry {
+    /// Index into [`Checkpoint::files`].
+    pub file: usize,
+    /// Element type as stored.
+    pub dtype: Dtype,
+    /// Shape as stored.
+    pub shape: Vec<usize>,
+    start: usize,
+    end: usize,
+}
+
+impl TensorEntry {
+    /// Bytes on disk.
+    pub fn size_bytes(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+/// An open checkpoint: the headers are read, the values stay in the mapped files.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    files: Vec<(PathBuf, Mmap)>,
+    entries: BTreeMap<String, TensorEntry>,
+}
+
+impl Checkpoint {
+    /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// `model::not_found`, `model::bad_index`, `model::bad_safetensors`, each naming the file.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let index = dir.join("model.safetensors.index.json");
+        let single = dir.join("model.safetensors");
+        let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), entries: BTreeMap::new() };
+        if index.exists() {
+            let weight_map = read_index(&index)?;
+            let mut shards: Vec<&String> = weight_map.values().collect();
+            shards.sort();
+            shards.dedup();
+            for shard in shards {
+                checkpoint.add_file(&dir.join(shard))?;
+            }
+            checkpoint.check_index(&index, &weight_map)?;
+        } else if single.exists() {
+            checkpoint.add_file(&single)?;
+        } else {
+            return Err(Error::new("model::not_found", format!("{} holds no model weights", dir.display()))
+                .expected("model.safetensors, or model.safetensors.index.json with its shards")
+                .help("set `model.base` to a folder in Hugging Face layout"));
+        }
+        Ok(checkpoint)
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<()> {
+        let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+        // SAFETY: the mapping is read-only and private to this process; a file that another process shortens while it is
+        // mapped would end in a signal, not in silently wrong numbers, and provenance records its hash.
+        #[allow(unsafe_code)]
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map", path, e))?;
+        let broken = |e: safetensors::SafeTensorError| {
+            Error::new("model::bad_safetensors", format!("{}: {e}", path.display()))
+                .expected("a whole safetensors file")
+                .help("the file may be cut short: compare its size with the original and copy it again")
+        };
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(broken)?;
+        // read_metadata alone accepts a file whose data is cut off; deserialize checks the length against the header.
+        SafeTensors::deserialize(&map).map_err(broken)?;
+        let data_start = header + 8;
+        let index = self.files.len();
+        for (name, info) in metadata.tensors() {
+            let entry = TensorEntry {
+                file: index,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                start: data_start + info.data_offsets.0,
+                end: data_start + info.data_offsets.1,
+            };
+            if let Some(other) = self.entries.insert(name.clone(), entry) {
+                return Err(Error::new(
+                    "model::duplicate_tensor",
+                    format!("tensor {name} stands in {} and in {}", self.files[other.file].0.display(), path.display()),
+                ));
+            }
+        }
+        self.files.push((path.into(), map));
+        Ok(())
+    }
+
+    fn check_index(&self, index: &Path, weight_map: &BTreeMap<String, String>) -> Result<()> {
+        for (name, shard) in weight_map {
+            let found = self.entries.get(name).is_some_and(|e| self.files[e.file].0 == self.dir.join(shard));
+            if !found {
+                return Err(Error::new(
+                    "model::bad_index",
+                    format!("{} says tensor {name} is in {shard}, and it is not", index.display()),
+                ));
+            }
+        }
+        match self.entries.keys().find(|name| !weight_map.contains_key(*name)) {
+            Some(name) => Err(Error::new(
+                "model::bad_index",
+                format!("{} does not list tensor {name} of {}", index.display(), self.file_of(name).display()),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The weight files, sorted by name.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+
+    /// Every tensor by name.
+    pub fn entries(&self) -> &BTreeMap<String, TensorEntry> {
+        &self.entries
+    }
+
+    /// Shape and file of every tensor, as [`super::spec::ModelSpec::check`] takes them.
+    pub fn shapes(&self) -> BTreeMap<String, (Vec<usize>, String)> {
+        let shape = |(name, entry): (&String, &TensorEntry)| {
+            (name.clone(), (entry.shape.clone(), self.files[entry.file].0.display().to_string()))
+        };
+        self.entries.iter().map(shape).collect()
+    }
+
+    /// The file that holds `name`; the folder when there is no such tensor.
+    pub fn file_of(&self, name: &str) -> &Path {
+        self.entries.get(name).map_or(&self.dir, |e| &self.files[e.file].0)
+    }
+
+    /// The stored bytes of a tensor.
+    ///
+    /// # Errors
+    /// `model::missing_tensor`.
+    pub fn bytes(&self, name: &str) -> Result<&[u8]> {
+        let entry = self.entry(name)?;
+        Ok(&self.files[entry.file].1[entry.start..entry.end])
+    }
+
+    fn entry(&self, name: &str) -> Result<&TensorEntry> {
+        self.entries
+            .get(name)
+            .ok_or_else(|| Error::new("model::missing_tensor", format!("{} has no tensor {name}", self.dir.display())))
+    }
+
+    /// A tensor's values as f32, whatever of bf16, f16 and f32 they are stored as. The mapped pages are given back piece by
+    /// piece, so that host memory holds the values and one piece, not the stored tensor too.
+    ///
+    /// # Errors
+    /// `model::missing_tensor`, `model::unsupported_dtype`.
+    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+        let entry = self.entry(name)?;
+        let bytes = self.bytes(name)?;
+        let mut values = Vec::with_capacity(entry.shape.iter().product());
+        for (piece, start) in bytes.chunks(READ_BYTES).zip((0..).step_by(READ_BYTES)) {
+            let piece_values = to_f32(piece, entry.dtype).ok_or_else(|| {
+                Error::new(
+                    "model::unsupported_dtype",
+                    format!("tensor {name} in {} is stored as {:?}", self.file_of(name).display(), entry.dtype),
+                )
+                .expected("BF16, F16 or F32")
+            })?;
+            values.extend_from_slice(&piece_values);
+            release_pages(&self.files[entry.file].1, entry.start + start, piece.len());
+        }
+        Ok(values)
+    }
+}
+
+/// Lets the operating system drop mapped pages that will not be read again soon.
+#[cfg(unix)]
+fn release_pages(map: &Mmap, start: usize, len: usize) {
+    // SAFETY: the mapping is read-only and file-backed, so dropped pages are read from the file again.
+    #[allow(unsafe_code)]
+    let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+}
+
+#[cfg(not(unix))]
+fn release_pages(_: &Mmap, _: usize, _: usize) {}
+
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let text = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
+    let index: Index = serde_json::from_slice(&text).map_err(|e| {
+        Error::new("model::bad_index", format!("{}: {e}", path.display())).expected("{\"weight_map\": {tensor: file}}")
+    })?;
+    match index.weight_map.values().find(|shard| shard.contains(['/', '\\'])) {
+        Some(shard) => Err(Error::new(
+            "model::bad_index",
+            format!("{} names the shard {shard}, outside its own folder", path.display()),
+        )),
+        None => Ok(index.weight_map),
+    }
+}
+
+/// Little-endian bytes of `dtype` as f32; `None` for a dtype that is not BF16, F16 or F32.
+pub fn to_f32(bytes: &[u8], dtype: Dtype) -> Option<Vec<f32>> {
+    const PIECE: usize = 1 << 16;
+    fn convert<const W: usize>(bytes: &[u8], f: impl Fn([u8; W]) -> f32 + Sync) -> Vec<f32> {
+        let mut out = vec![0.0; bytes.len() / W];
+        out.par_chunks_mut(PIECE).zip(bytes.par_chunks(PIECE * W)).for_each(|(out, bytes)| {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<W>().0) {
+                *o = f(*b);
+            }
+        });
+        out
+    }
+    Some(match dtype {
+        Dtype::F32 => convert(bytes, f32::from_le_bytes),
+        Dtype::BF16 => convert(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+        Dtype::F16 => convert(bytes, |b| f16::from_le_bytes(b).to_f32()),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) {
+        let views: Vec<_> = tensors
+            .iter()
+            .map(|(n, d, s, b)| (n.to_string(), safetensors::tensor::TensorView::new(*d, s.clone(), b).unwrap()))
+            .collect();
+        safetensors::serialize_to_file(views, None, path).unwrap();
+    }
+
+    fn f32_bytes(v: &[f32]) -> Vec<u8> {
+        v.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn reads_every_dtype() {
+        let dir = tempfile::tempdir().unwrap();
+        let bf: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
+        let hf: Vec<u8> = [0.25f32].iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+        write(
+            &dir.path().join("model.safetensors"),
+            &[
+                ("a", Dtype::BF16, vec![2], bf),
+                ("b", Dtype::F16, vec![1], hf),
+                ("c", Dtype::F32, vec![1], f32_bytes(&[3.0])),
+                ("d", Dtype::I32, vec![1], vec![0; 4]),
+            ],
+        );
+        let ck = Checkpoint::open(dir.path()).unwrap();
+        assert_eq!(ck.read_f32("a").unwrap(), [1.5, -2.0]);
+        assert_eq!(ck.read_f32("b").unwrap(), [0.25]);
+        assert_eq!(ck.read_f32("c").unwrap(), [3.0]);
+        assert_eq!(ck.read_f32("d").unwrap_err().code(), "model::unsupported_dtype");
+        // Read again after its pages were given back.
+        assert_eq!(ck.read_f32("a").unwrap(), [1.5, -2.0]);
+        assert_eq!(ck.read_f32("e").unwrap_err().code(), "model::missing_tensor");
+    }
+
+    #[test]
+    fn reads_shards_and_checks_the_index() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join("one.safetensors"), &[("a", Dtype::F32, vec![1], f32_bytes(&[1.0]))]);
+        write(&dir.path().join("two.safetensors"), &[("b", Dtype::F32, vec![1], f32_bytes(&[2.0]))]);
+        let index = dir.path().join("model.safetensors.index.json");
+        std::fs::write(&index, r#"{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}"#).unwrap();
+        let ck = Checkpoint::open(dir.path()).unwrap();
+        assert_eq!(ck.read_f32("b").unwrap(), [2.0]);
+        assert_eq!(ck.files().count(), 2);
+        for (text, says) in [
+            (r#"{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}"#, "tensor b is in one.safetensors"),
+            (r#"{"weight_map": {"a": "one.safetensors", "c": "two.safetensors"}}"#, "tensor c"),
+            (r#"{"weight_map": {"a": "one.safetensors", "x": "../one.safetensors"}}"#, "outside its own folder"),
+            (r#"{}"#, "weight_map"),
+        ] {
+            std::fs::write(&index, text).unwrap();
+            let e = Checkpoint::open(dir.path()).unwrap_err();
+            assert_eq!(e.code(), "model::bad_index");
+            assert!(e.message().contains(says), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_file_cut_short_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        write(&path, &[("a", Dtype::F32, vec![64], f32_bytes(&[1.0; 64]))]);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
+        assert_eq!(Checkpoint::open(dir.path()).unwrap_err().code(), "model::bad_safetensors");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(Checkpoint::open(dir.path()).unwrap_err().code(), "model::not_found");
+    }
+}

@@ -1,0 +1,149 @@
+//! The forward description of the Gemma-4 text family (tensor shapes in comments: N tokens of a micro-batch end to end).
+//!
+//! Differentiability is the caller's choice: whatever the inputs are marked as, burn records.
+
+use super::adapter::LayerAdapters;
+use super::config::{LayerConfig, LayerKind, TextConfig};
+use super::spec::Slot;
+use super::weights::{LayerWeights, Model, MoeWeights};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use tunehost_kernels::{
+    attention::{Segments, windowed_attention},
+    glu::geglu,
+    linear::lora_linear,
+    moe::{self, Routing},
+    norm::rms_norm,
+    rope::{RopeTable, rope},
+};
+
+/// What every layer needs to know of a micro-batch.
+#[derive(Debug, Clone)]
+pub struct Positions {
+    segments: Segments,
+    rope: Vec<(LayerKind, RopeTable)>,
+}
+
+impl Positions {
+    /// `segments` are the documents; `position_ids` restart in each.
+    pub fn new(config: &TextConfig, segments: Segments, position_ids: &[u32], device: &Device) -> Self {
+        let mut rope: Vec<(LayerKind, RopeTable)> = Vec::new();
+        for layer in &config.layers {
+            if !rope.iter().any(|(kind, _)| *kind == layer.kind) {
+                let table = RopeTable::new(&layer.rope, position_ids, device);
+                rope.push((layer.kind, table.expect("the frequencies were checked with the configuration")));
+            }
+        }
+        Self { segments, rope }
+    }
+
+    fn rope(&self, kind: LayerKind) -> &RopeTable {
+        &self.rope.iter().find(|(k, _)| *k == kind).expect("a table for each layer kind").1
+    }
+}
+
+/// One layer of the stack with its weights.
+#[derive(Clone, Copy)]
+pub struct Layer<'a> {
+    /// Shape of this layer.
+    pub config: &'a LayerConfig,
+    /// Query heads.
+    pub heads: usize,
+    /// RMS norm epsilon.
+    pub eps: f64,
+    /// Weights.
+    pub weights: &'a LayerWeights,
+}
+
+impl Model {
+    /// Embedded tokens `[N, H]`, times sqrt(H).
+    pub fn embed(&self, ids: &[u32]) -> Tensor<2> {
+        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [ids.len()]), &self.device);
+        self.embed.clone().select(0, ids).mul_scalar((self.config.hidden_size as f64).sqrt() as f32)
+    }
+
+    /// Layer `index`.
+    pub fn layer(&self, index: usize) -> Layer<'_> {
+        Layer {
+            config: &self.config.layers[index],
+            heads: self.config.heads,
+            eps: self.config.rms_norm_eps,
+            weights: &self.layers[index],
+        }
+    }
+
+    /// The norm before the head.
+    pub fn final_norm(&self, h: Tensor<2>) -> Tensor<2> {
+        rms_norm(h, Some(self.norm.clone()), self.config.rms_norm_eps)
+    }
+}
+
+impl Layer<'_> {
+    /// The residual stream `[N, H]` after this layer.
+    pub fn forward(&self, h: Tensor<2>, adapters: &LayerAdapters, positions: &Positions) -> Tensor<2> {
+        let h = self.attention_block(h, adapters, positions);
+        self.feed_forward_block(h, adapters)
+    }
+
+    /// Attention and its residual.
+    pub fn attention_block(&self, h: Tensor<2>, adapters: &LayerAdapters, positions: &Positions) -> Tensor<2> {
+        let w = self.weights;
+        let x = self.norm(h.clone(), &w.input_norm);
+        let a = self.attention(x, adapters, positions);
+        h + self.norm(a, &w.post_attention_norm)
+    }
+
+    fn attention(&self, x: Tensor<2>, adapters: &LayerAdapters, positions: &Positions) -> Tensor<2> {
+        let LayerConfig { head_dim, kv_heads, .. } = *self.config;
+        let n = x.dims()[0];
+        let table = positions.rope(self.config.kind);
+        let project = |slot| self.linear(x.clone(), slot, adapters);
+        // Norms over a head work on [N * heads, head_dim].
+        let heads_norm = |t: Tensor<2>, heads: usize, weight: Option<&Tensor<1>>| -> Tensor<3> {
+            rms_norm(t.reshape([n * heads, head_dim]), weight.cloned(), self.eps).reshape([n, heads, head_dim])
+        };
+        let q = rope(heads_norm(project(Slot::Q), self.heads, Some(&self.weights.q_norm)), table);
+        let k_raw = project(Slot::K);
+        // With k_eq_v the values are the raw projection: before the key norm and without rotation.
+        let v_raw = if self.config.k_eq_v { k_raw.clone() } else { project(Slot::V) };
+        let k = rope(heads_norm(k_raw, kv_heads, Some(&self.weights.k_norm)), table);
+        let v = heads_norm(v_raw, kv_heads, None);
+        // The query norm carries the scale: scores are not divided by sqrt(head_dim).
+        let out = windowed_attention(q, k, v, &positions.segments, self.config.window, 1.0);
+        self.linear(out.reshape([n, self.heads * head_dim]), Slot::O, adapters)
+    }
+
+    /// Dense MLP, experts, their residual and the layer's scalar.
+    pub fn feed_forward_block(&self, h: Tensor<2>, adapters: &LayerAdapters) -> Tensor<2> {
+        let w = self.weights;
+        let x = self.norm(h.clone(), &w.pre_feedforward_norm);
+        let gate = self.linear(x.clone(), Slot::Gate, adapters);
+        let up = self.linear(x, Slot::Up, adapters);
+        let dense = self.linear(geglu(gate, up), Slot::Down, adapters);
+        let out = match (&w.moe, self.config.moe) {
+            (Some(moe_weights), Some(moe)) => {
+                let routing = self.route(h.clone(), moe_weights, moe.top_k);
+                let x = self.norm(h.clone(), &moe_weights.pre_norm);
+                let sparse = moe::experts(x, &routing, moe_weights.gate_up.clone(), moe_weights.down.clone());
+                self.norm(dense, &moe_weights.post_dense_norm) + self.norm(sparse, &moe_weights.post_norm)
+            }
+            _ => dense,
+        };
+        (h + self.norm(out, &w.post_feedforward_norm)).mul_scalar(w.layer_scalar)
+    }
+
+    /// Expert choice for the residual stream after attention. The router reads the stream itself, not a normed copy.
+    pub fn route(&self, h: Tensor<2>, moe: &MoeWeights, top_k: usize) -> Routing {
+        let z = rms_norm(h, Some(moe.router_scale.clone()), self.eps);
+        moe::route(lora_linear(z, moe.router.clone(), None), moe.per_expert_scale.clone(), top_k)
+    }
+
+    fn norm(&self, x: Tensor<2>, weight: &Tensor<1>) -> Tensor<2> {
+        rms_norm(x, Some(weight.clone()), self.eps)
+    }
+
+    fn linear(&self, x: Tensor<2>, slot: Slot, adapters: &LayerAdapters) -> Tensor<2> {
+        let weight = self.weights.linear[slot as usize].clone().expect("the spec lists the module");
+        lora_linear(x, weight, adapters[slot as usize].as_ref())
+    }
+}

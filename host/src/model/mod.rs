@@ -1,0 +1,13 @@
+//! The model: its configuration, its checkpoint on disk, its weights on a device, its adapters and its forward pass.
+
+pub mod adapter;
+pub mod checkpoint;
+pub mod config;
+#[cfg(test)]
+pub mod fixtures;
+pub mod gemma4;
+pub mod lora;
+pub mod peft;
+pub mod rng;
+pub mod spec;
+pub mod weights;

@@ -1,0 +1,195 @@
+//! Adapter folders as PEFT writes and reads them: `adapter_config.json` and `adapter_model.safetensors`.
+
+use super::adapter::{Adapter, TensorMap};
+use super::checkpoint::to_f32;
+use super::lora::LoraPlan;
+use super::spec::ModelSpec;
+use crate::config::{LoraConfig, Targets};
+use crate::error::{Error, Result};
+use burn::tensor::Device;
+use regex::Regex;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// File with the settings.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+/// File with the tensors.
+pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// The bytes of `adapter_config.json` for an adapter of `base`.
+pub fn config_json(plan: &LoraPlan, spec: &ModelSpec, base: &Path) -> Vec<u8> {
+    let config = json!({
+        "base_model_name_or_path": base.display().to_string(),
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "init_lora_weights": true,
+        "lora_alpha": plan.alpha,
+        "lora_dropout": plan.dropout,
+        "modules_to_save": null,
+        "peft_type": "LORA",
+        "r": plan.rank,
+        "target_modules": plan.full_match_regex(spec),
+        "task_type": "CAUSAL_LM",
+        "use_dora": false,
+        "use_rslora": plan.rslora,
+    });
+    let mut bytes = serde_json::to_vec_pretty(&config).expect("a JSON value serialises");
+    bytes.push(b'\n');
+    bytes
+}
+
+/// The bytes of a safetensors file with the adapter's tensors in f32 under their PEFT names.
+pub fn weights_bytes(adapter: &Adapter) -> Vec<u8> {
+    let tensors = adapter.tensors();
+    f32_safetensors(tensors.iter().map(|(name, shape, values)| (name.as_str(), &shape[..], &values[..])))
+}
+
+/// A safetensors file of f32 tensors.
+pub fn f32_safetensors<'a>(tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>) -> Vec<u8> {
+    let bytes: Vec<(&str, &[usize], Vec<u8>)> = tensors
+        .into_iter()
+        .map(|(name, shape, values)| (name, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect()))
+        .collect();
+    let views = bytes.iter().map(|(name, shape, bytes)| {
+        (*name, TensorView::new(Dtype::F32, shape.to_vec(), bytes).expect("the shape fits the values"))
+    });
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    safetensors::serialize(views, Some(metadata)).expect("names are distinct and headers small")
+}
+
+/// 2-D float tensors of a safetensors buffer, by name.
+///
+/// # Errors
+/// `model::bad_safetensors`, naming `origin`.
+pub fn read_tensors(bytes: &[u8], origin: &Path) -> Result<TensorMap> {
+    let broken = |what: String| Error::new("model::bad_safetensors", format!("{}: {what}", origin.display()));
+    let file =
+        SafeTensors::deserialize(bytes).map_err(|e| broken(e.to_string()).expected("a whole safetensors file"))?;
+    file.iter()
+        .map(|(name, view)| {
+            let shape: [usize; 2] = view.shape().try_into().map_err(|_| {
+                broken(format!("tensor {name} has shape {:?}", view.shape())).expected("two dimensions")
+            })?;
+            let values = to_f32(view.data(), view.dtype()).ok_or_else(|| {
+                broken(format!("tensor {name} is stored as {:?}", view.dtype())).expected("F32, BF16 or F16")
+            })?;
+            Ok((name.to_string(), (shape, values)))
+        })
+        .collect()
+}
+
+/// Reads the adapter folder `dir` for a base of shape `spec`.
+///
+/// # Errors
+/// `model::adapter_config` for settings that this host does not apply (each by name), `model::adapter_tensor` for tensors
+/// that do not fit the base.
+pub fn read(dir: &Path, spec: &ModelSpec, device: &Device) -> Result<Adapter> {
+    let path = dir.join(CONFIG_FILE);
+    let text = std::fs::read(&path)
+        .map_err(|e| Error::io("read", &path, e).help("an adapter folder holds adapter_config.json"))?;
+    let config: Value = serde_json::from_slice(&text)
+        .map_err(|e| Error::new("model::adapter_config", format!("{}: {e}", path.display())))?;
+    let plan = LoraPlan::new(&lora_config(&config, &path, spec)?, spec)?;
+    let weights = dir.join(WEIGHTS_FILE);
+    let bytes = std::fs::read(&weights).map_err(|e| Error::io("read", &weights, e))?;
+    Adapter::from_tensors(plan, read_tensors(&bytes, &weights)?, device)
+}
+
+fn lora_config(config: &Value, path: &Path, spec: &ModelSpec) -> Result<LoraConfig> {
+    let bad = |field: &str, expected: &str| {
+        Error::new("model::adapter_config", format!("{} has `{field}` = {}", path.display(), config[field]))
+            .expected(expected)
+    };
+    // Settings that change the arithmetic: applying such an adapter without them would be silently wrong.
+    for field in ["use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out"] {
+        if !matches!(config.get(field), None | Some(Value::Null | Value::Bool(false))) {
+            return Err(bad(field, "false: this host applies plain LoRA and rsLoRA"));
+        }
+    }
+    for field in [
+        "modules_to_save",
+        "rank_pattern",
+        "alpha_pattern",
+        "target_parameters",
+        "trainable_token_indices",
+        "layer_replication",
+    ] {
+        if !is_empty(&config[field]) {
+            return Err(bad(field, "empty: this host applies one rank and alpha to linear modules"));
+        }
+    }
+    if config["peft_type"] != "LORA" {
+        return Err(bad("peft_type", "LORA"));
+    }
+    if !matches!(config.get("bias"), None | Some(Value::Null)) && config["bias"] != "none" {
+        return Err(bad("bias", "none"));
+    }
+    let rank = config["r"].as_u64().filter(|r| (1..=1 << 16).contains(r)).ok_or_else(|| bad("r", "a positive rank"))?;
+    let paths = module_paths(config, spec).map_err(|(field, expected)| bad(field, expected))?;
+    if paths.is_empty() {
+        return Err(bad("target_modules", "modules of this base").help("was the adapter trained on another base?"));
+    }
+    let targets = Targets::Regex(paths.into_iter().map(regex::escape).collect::<Vec<_>>().join("|"));
+    Ok(LoraConfig {
+        rank: rank as usize,
+        alpha: config["lora_alpha"].as_f64().ok_or_else(|| bad("lora_alpha", "a number"))?,
+        rslora: config["use_rslora"].as_bool().unwrap_or(false),
+        dropout: config["lora_dropout"].as_f64().unwrap_or(0.0),
+        targets,
+    })
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// Paths of the base's linear modules that PEFT adapts under `target_modules`, `exclude_modules` and `layers_to_transform`;
+/// or the field that says no such thing, and what it should be.
+fn module_paths<'a>(config: &Value, spec: &'a ModelSpec) -> Result<Vec<&'a str>, (&'static str, &'static str)> {
+    let expression_of = |field: &'static str| {
+        expression(&config[field]).ok_or((field, "a list of names or an expression for whole module paths"))
+    };
+    let targets = expression_of("target_modules")?;
+    let excluded = match is_empty(&config["exclude_modules"]) {
+        true => None,
+        false => Some(expression_of("exclude_modules")?),
+    };
+    let layers = match &config["layers_to_transform"] {
+        unset if is_empty(unset) => None,
+        Value::Array(layers) => Some(layers.clone()),
+        layer => Some(vec![layer.clone()]),
+    };
+    let pattern = &config["layers_pattern"];
+    if layers.is_some() && !is_empty(pattern) && *pattern != "layers" && *pattern != json!(["layers"]) {
+        return Err(("layers_pattern", "\"layers\", as this base calls them"));
+    }
+    let adapted = spec.modules.iter().filter(|m| {
+        targets.is_match(&m.path)
+            && !excluded.as_ref().is_some_and(|excluded| excluded.is_match(&m.path))
+            && layers.as_ref().is_none_or(|layers| layers.contains(&json!(m.layer)))
+    });
+    Ok(adapted.map(|m| m.path.as_str()).collect())
+}
+
+/// PEFT names modules by one expression for the whole path, or by a list of paths or their last parts.
+fn expression(value: &Value) -> Option<Regex> {
+    let pattern = match value {
+        Value::String(pattern) => pattern.clone(),
+        Value::Array(names) => {
+            let names: Option<Vec<String>> = names.iter().map(|n| n.as_str().map(regex::escape)).collect();
+            format!(r"(.*\.)?({})", names?.join("|"))
+        }
+        _ => return None,
+    };
+    Regex::new(&format!("^(?:{pattern})$")).ok()
+}

@@ -1,0 +1,170 @@
+//! The frozen base on its device. Tensors stream from the mapped file one at a time: the host never holds more than the
+//! largest tensor beside what the device holds.
+
+use super::adapter::tensor;
+use super::checkpoint::Checkpoint;
+use super::config::TextConfig;
+use super::spec::{ModelSpec, Slot, TIED_COPY, Towers};
+use crate::error::{Error, Result};
+use burn::tensor::{Device, Tensor};
+
+/// Router and fused experts of a layer.
+#[derive(Debug, Clone)]
+pub struct MoeWeights {
+    /// Norm of the dense branch's output `[H]`.
+    pub post_dense_norm: Tensor<1>,
+    /// Norm of the expert branch's input `[H]`.
+    pub pre_norm: Tensor<1>,
+    /// Norm of the expert branch's output `[H]`.
+    pub post_norm: Tensor<1>,
+    /// Router scale times H^-1/2, `[H]`: applied as the weight of the router's norm.
+    pub router_scale: Tensor<1>,
+    /// `[E, H]`.
+    pub router: Tensor<2>,
+    /// `[E]`.
+    pub per_expert_scale: Tensor<1>,
+    /// `[E, 2I, H]`, gate rows first.
+    pub gate_up: Tensor<3>,
+    /// `[E, H, I]`.
+    pub down: Tensor<3>,
+}
+
+/// One decoder layer.
+#[derive(Debug, Clone)]
+pub struct LayerWeights {
+    /// The linear modules by [`Slot`], each `[out, in]`.
+    pub linear: [Option<Tensor<2>>; 7],
+    /// `[head_dim]`.
+    pub q_norm: Tensor<1>,
+    /// `[head_dim]`.
+    pub k_norm: Tensor<1>,
+    /// `[H]`.
+    pub input_norm: Tensor<1>,
+    /// `[H]`.
+    pub post_attention_norm: Tensor<1>,
+    /// `[H]`.
+    pub pre_feedforward_norm: Tensor<1>,
+    /// `[H]`.
+    pub post_feedforward_norm: Tensor<1>,
+    /// Multiplies the residual stream at the end of the layer.
+    pub layer_scalar: f32,
+    /// Experts beside the dense MLP.
+    pub moe: Option<MoeWeights>,
+}
+
+/// A loaded base.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// Shape.
+    pub config: TextConfig,
+    /// Names.
+    pub spec: ModelSpec,
+    /// What was left on disk.
+    pub towers: Towers,
+    /// Embedding `[V, H]`; also the head when that is tied.
+    pub embed: Tensor<2>,
+    /// Final norm `[H]`.
+    pub norm: Tensor<1>,
+    /// Head `[V, H]`.
+    pub head: Tensor<2>,
+    /// Layers.
+    pub layers: Vec<LayerWeights>,
+    /// Where the tensors are.
+    pub device: Device,
+}
+
+impl Model {
+    /// Streams the text stack of `checkpoint` to `device` as f32. `progress` is told the bytes read so far.
+    ///
+    /// # Errors
+    /// Those of [`ModelSpec::check`] and [`Checkpoint::read_f32`].
+    pub fn load(
+        config: TextConfig,
+        checkpoint: &Checkpoint,
+        device: &Device,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self> {
+        let (spec, towers) = ModelSpec::check(&config, &checkpoint.shapes())?;
+        refuse_other_head(&config, &spec, checkpoint)?;
+        let mut loader = Loader { checkpoint, device, prefix: spec.prefix.clone(), read_bytes: 0, progress };
+        let embed: Tensor<2> = loader.read("embed_tokens.weight")?;
+        let norm = loader.read("norm.weight")?;
+        let head = match config.tied_head {
+            true => embed.clone(),
+            false => loader.read_absolute("lm_head.weight")?,
+        };
+        let layers = (0..config.layers.len()).map(|i| loader.layer(&config, i)).collect::<Result<Vec<_>>>()?;
+        Ok(Self { config, spec, towers, embed, norm, head, layers, device: device.clone() })
+    }
+}
+
+/// A head that config.json ties to the embedding, and that the file stores with other values, is neither one nor the other.
+fn refuse_other_head(config: &TextConfig, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<()> {
+    let embed = format!("{}embed_tokens.weight", spec.prefix);
+    let stored = config.tied_head && checkpoint.entries().contains_key(TIED_COPY);
+    if stored && checkpoint.bytes(TIED_COPY)? != checkpoint.bytes(&embed)? {
+        let file = checkpoint.file_of(TIED_COPY).display();
+        return Err(Error::new("model::extra_tensor", format!("tensor {TIED_COPY} in {file} differs from {embed}"))
+            .expected("the same bytes: config.json has `tie_word_embeddings` true")
+            .help("set `tie_word_embeddings` to false in config.json if the head is its own"));
+    }
+    Ok(())
+}
+
+struct Loader<'a> {
+    checkpoint: &'a Checkpoint,
+    device: &'a Device,
+    prefix: String,
+    read_bytes: usize,
+    progress: &'a mut dyn FnMut(usize),
+}
+
+impl Loader<'_> {
+    fn read<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
+        self.read_absolute(&format!("{}{name}", self.prefix))
+    }
+
+    fn read_absolute<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
+        let entry = &self.checkpoint.entries()[name];
+        let shape: [usize; D] = entry.shape.as_slice().try_into().expect("shapes were compared with the spec");
+        let values = self.checkpoint.read_f32(name)?;
+        self.read_bytes += entry.size_bytes();
+        (self.progress)(self.read_bytes);
+        Ok(tensor(shape, values, self.device))
+    }
+
+    fn layer(&mut self, config: &TextConfig, index: usize) -> Result<LayerWeights> {
+        let at = |name: &str| format!("layers.{index}.{name}");
+        let mut linear: [Option<Tensor<2>>; 7] = Default::default();
+        for slot in Slot::ALL {
+            let parent = if slot <= Slot::O { "self_attn" } else { "mlp" };
+            if slot != Slot::V || !config.layers[index].k_eq_v {
+                linear[slot as usize] = Some(self.read(&at(&format!("{parent}.{}.weight", slot.name())))?);
+            }
+        }
+        let moe = match config.layers[index].moe {
+            None => None,
+            Some(_) => Some(MoeWeights {
+                post_dense_norm: self.read(&at("post_feedforward_layernorm_1.weight"))?,
+                pre_norm: self.read(&at("pre_feedforward_layernorm_2.weight"))?,
+                post_norm: self.read(&at("post_feedforward_layernorm_2.weight"))?,
+                router_scale: self.read::<1>(&at("router.scale"))?.mul_scalar((config.hidden_size as f64).powf(-0.5)),
+                router: self.read(&at("router.proj.weight"))?,
+                per_expert_scale: self.read(&at("router.per_expert_scale"))?,
+                gate_up: self.read(&at("experts.gate_up_proj"))?,
+                down: self.read(&at("experts.down_proj"))?,
+            }),
+        };
+        Ok(LayerWeights {
+            linear,
+            q_norm: self.read(&at("self_attn.q_norm.weight"))?,
+            k_norm: self.read(&at("self_attn.k_norm.weight"))?,
+            input_norm: self.read(&at("input_layernorm.weight"))?,
+            post_attention_norm: self.read(&at("post_attention_layernorm.weight"))?,
+            pre_feedforward_norm: self.read(&at("pre_feedforward_layernorm.weight"))?,
+            post_feedforward_norm: self.read(&at("post_feedforward_layernorm.weight"))?,
+            layer_scalar: self.checkpoint.read_f32(&format!("{}{}", self.prefix, at("layer_scalar")))?[0],
+            moe,
+        })
+    }
+}

@@ -1,0 +1,192 @@
+//! Loss and adapter gradients of a micro-batch.
+//!
+//! The base is frozen, so no gradient of a base weight is formed. The forward pass runs layer by layer; a recomputed layer
+//! keeps only its input, and the backward pass runs it a second time with autodiff on its input and its adapters (gradient
+//! checkpointing, arXiv 1604.06174, one layer a segment). Peak memory is base + adapters + layer inputs + one layer's
+//! activations + one chunk of the loss.
+
+use super::batch::Batch;
+use crate::model::adapter::{Adapter, LayerAdapters, LowRank};
+use crate::model::gemma4::Positions;
+use crate::model::rng::derive_seed;
+use crate::model::weights::Model;
+use burn::tensor::{Gradients as Tape, Tensor};
+use tunehost_kernels::cross_entropy::{self, CrossEntropy, linear_cross_entropy};
+
+/// A base with the settings that trade its memory for time.
+#[derive(Debug)]
+pub struct Engine {
+    /// The frozen base.
+    pub model: Model,
+    /// Layers, from the first, whose activations are recomputed.
+    pub recompute_layers: usize,
+    /// Rows of the loss head at once.
+    pub loss_chunk_rows: usize,
+}
+
+/// Gradients of every adapter tensor, parallel to [`Adapter::modules`]; absent until a batch added to them.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    /// dA and dB of each module.
+    pub modules: Vec<Option<LowRank>>,
+}
+
+/// A layer's part of the graph that the backward pass consumes.
+struct Recorded {
+    input: Tensor<2>,
+    leaves: Vec<LowRank>,
+    output: Tensor<2>,
+}
+
+#[allow(clippy::large_enum_variant)] // one per layer and micro-batch: a box would save nothing
+enum Saved {
+    Input(Tensor<2>),
+    Graph(Recorded),
+}
+
+impl Engine {
+    /// Per-token losses `[N]` (0 where nothing is trained) without gradients.
+    pub fn losses(&self, adapter: Option<&Adapter>, batch: &Batch) -> Vec<f32> {
+        let hidden = self.model.final_norm(self.hidden(adapter, batch, &mut |_, _| {}));
+        self.head(hidden, batch, 0.0, false).loss
+    }
+
+    /// Logits `[N, V]`; for small inputs only.
+    pub fn logits(&self, adapter: Option<&Adapter>, batch: &Batch) -> Tensor<2> {
+        self.logits_of(self.hidden(adapter, batch, &mut |_, _| {}))
+    }
+
+    /// Logits `[N, V]` of residual-stream rows `[N, H]` after the last layer.
+    pub fn logits_of(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let hidden = self.model.final_norm(hidden);
+        cross_entropy::logits(hidden, self.model.head.clone(), self.model.config.final_logit_softcapping)
+    }
+
+    /// The residual stream `[N, H]` after the last layer; `visit` sees it before the first layer (index 0) and after each.
+    pub fn hidden(
+        &self,
+        adapter: Option<&Adapter>,
+        batch: &Batch,
+        visit: &mut dyn FnMut(usize, &Tensor<2>),
+    ) -> Tensor<2> {
+        let positions = self.positions(batch);
+        let mut h = self.model.embed(&batch.ids);
+        visit(0, &h);
+        for index in 0..self.model.layers.len() {
+            let adapters = adapter.map_or_else(LayerAdapters::default, |a| a.layer(index, None));
+            h = self.model.layer(index).forward(h, &adapters, &positions);
+            visit(index + 1, &h);
+        }
+        h
+    }
+
+    /// Adds the gradients of `grad_scale * (sum of token losses)` to `gradients`; per-token losses `[N]`.
+    ///
+    /// `dropout_seed` must differ between micro-batches; without dropout it changes nothing.
+    pub fn accumulate(
+        &self,
+        adapter: &Adapter,
+        batch: &Batch,
+        grad_scale: f64,
+        dropout_seed: u64,
+        gradients: &mut Gradients,
+    ) -> Vec<f32> {
+        gradients.modules.resize_with(adapter.modules.len(), || None);
+        let positions = self.positions(batch);
+        // Nothing below the lowest adapted layer needs a gradient.
+        let lowest = adapter.plan.modules.iter().map(|m| m.layer).min().unwrap_or(0);
+        let mut h = self.model.embed(&batch.ids);
+        let mut saved = Vec::with_capacity(self.model.layers.len());
+        for index in 0..self.model.layers.len() {
+            if index < lowest {
+                h = self.model.layer(index).forward(h, &LayerAdapters::default(), &positions);
+            } else if index < self.recompute_layers {
+                let adapters = adapter.layer(index, Some(layer_seed(dropout_seed, index)));
+                let output = self.model.layer(index).forward(h.clone(), &adapters, &positions);
+                saved.push(Saved::Input(h));
+                h = output;
+            } else {
+                let graph = self.record(adapter, index, index > lowest, h, &positions, dropout_seed);
+                h = graph.output.clone().without_autodiff();
+                saved.push(Saved::Graph(graph));
+            }
+        }
+
+        let last = h.autodiff().require_grad();
+        let normed = self.model.final_norm(last.clone());
+        let head = self.head(normed.clone().without_autodiff(), batch, grad_scale, true);
+        let Some(d_normed) = head.d_hidden else { return head.loss };
+        let mut d_h = vector_jacobian(&normed, d_normed).remove(&last);
+        drop((last, normed));
+
+        for (index, saved) in (lowest..).zip(saved).collect::<Vec<_>>().into_iter().rev() {
+            let graph = match saved {
+                Saved::Graph(graph) => graph,
+                Saved::Input(input) => self.record(adapter, index, index > lowest, input, &positions, dropout_seed),
+            };
+            let mut tape = vector_jacobian(&graph.output, d_h.clone());
+            if index > lowest {
+                d_h = tape.remove(&graph.input);
+            }
+            for ((module, _), leaf) in adapter.indices_of(index).zip(&graph.leaves) {
+                let grad = LowRank { a: tape.remove(&leaf.a), b: tape.remove(&leaf.b) };
+                let sum = &mut gradients.modules[module];
+                *sum = Some(match sum.take() {
+                    None => grad,
+                    Some(s) => LowRank { a: s.a + grad.a, b: s.b + grad.b },
+                });
+            }
+        }
+        head.loss
+    }
+
+    /// Runs layer `index` with autodiff on its adapters and, with `track_input`, on its input.
+    fn record(
+        &self,
+        adapter: &Adapter,
+        index: usize,
+        track_input: bool,
+        input: Tensor<2>,
+        positions: &Positions,
+        dropout_seed: u64,
+    ) -> Recorded {
+        let input = input.autodiff().set_require_grad(track_input);
+        let mut leaves = Vec::new();
+        let adapters = adapter.layer_of(index, Some(layer_seed(dropout_seed, index)), |pair| {
+            let leaf =
+                LowRank { a: pair.a.clone().autodiff().require_grad(), b: pair.b.clone().autodiff().require_grad() };
+            leaves.push(leaf.clone());
+            leaf
+        });
+        let output = self.model.layer(index).forward(input.clone(), &adapters, positions);
+        Recorded { input, leaves, output }
+    }
+
+    fn positions(&self, batch: &Batch) -> Positions {
+        Positions::new(&self.model.config, batch.segments.clone(), &batch.position_ids, &self.model.device)
+    }
+
+    fn head(&self, hidden: Tensor<2>, batch: &Batch, grad_scale: f64, want_grad: bool) -> CrossEntropy {
+        let weight = self.model.head.clone();
+        let softcap = self.model.config.final_logit_softcapping;
+        let chunk_rows = self.loss_chunk_rows;
+        linear_cross_entropy(hidden, weight, &batch.targets, softcap, grad_scale, chunk_rows, want_grad)
+    }
+}
+
+fn layer_seed(dropout_seed: u64, layer: usize) -> u64 {
+    derive_seed(dropout_seed, &format!("layer {layer}"))
+}
+
+struct Removable(Tape);
+
+impl Removable {
+    fn remove<const D: usize>(&mut self, leaf: &Tensor<D>) -> Tensor<D> {
+        leaf.grad_remove(&mut self.0).expect("every leaf feeds the layer's output")
+    }
+}
+
+/// The tape after `output` was pulled back with the cotangent `d_output`.
+fn vector_jacobian(output: &Tensor<2>, d_output: Tensor<2>) -> Removable {
+    Removable((output.clone() * d_output).sum().backward())
+}

@@ -1,0 +1,70 @@
+//! Adapters and optimiser state as the files of a checkpoint, and back.
+
+use super::optimizer::{AdamW, Moments};
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+use crate::model::adapter::{Adapter, peft_names, tensor, values};
+use crate::model::lora::LoraPlan;
+use crate::model::peft::{f32_safetensors, read_tensors};
+use burn::tensor::{Device, Tensor};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Checkpoint file with the adapter's tensors under their PEFT names.
+pub const ADAPTER_FILE: &str = "adapter_model.safetensors";
+/// Checkpoint file with AdamW's moments, named after the adapter's tensors with `.m` and `.v`.
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+
+/// The bytes of [`ADAPTER_FILE`] and [`OPTIMIZER_FILE`].
+pub fn to_files(adapter: &Adapter, optimizer: &AdamW) -> [(&'static str, Vec<u8>); 2] {
+    let mut tensors = Vec::new();
+    for (module, moments) in adapter.plan.modules.iter().zip(&optimizer.moments) {
+        for (name, Moments { m, v }) in peft_names(module).into_iter().zip(moments) {
+            tensors.push((format!("{name}.m"), m.dims(), values(m)));
+            tensors.push((format!("{name}.v"), v.dims(), values(v)));
+        }
+    }
+    let optimizer =
+        f32_safetensors(tensors.iter().map(|(name, shape, values)| (name.as_str(), &shape[..], &values[..])));
+    [(ADAPTER_FILE, crate::model::peft::weights_bytes(adapter)), (OPTIMIZER_FILE, optimizer)]
+}
+
+/// The adapter and optimiser of a checkpoint taken after `step` steps.
+///
+/// # Errors
+/// `run::bad_checkpoint`, `model::adapter_tensor`, naming `origin`.
+pub fn from_files(
+    files: &BTreeMap<String, Vec<u8>>,
+    plan: LoraPlan,
+    config: &TrainConfig,
+    step: u64,
+    device: &Device,
+    origin: &Path,
+) -> Result<(Adapter, AdamW)> {
+    let file = |name: &str| {
+        files.get(name).ok_or_else(|| {
+            Error::new("run::bad_checkpoint", format!("{} has no {name}", origin.display()))
+                .help("resume from an earlier checkpoint")
+        })
+    };
+    let adapter = Adapter::from_tensors(plan, read_tensors(file(ADAPTER_FILE)?, &origin.join(ADAPTER_FILE))?, device)?;
+    let mut moments = read_tensors(file(OPTIMIZER_FILE)?, &origin.join(OPTIMIZER_FILE))?;
+    let mut take = |name: String, like: &Tensor<2>| -> Result<Tensor<2>> {
+        match moments.remove(&name) {
+            Some((shape, values)) if shape == like.dims() => Ok(tensor(shape, values, device)),
+            _ => Err(Error::new(
+                "run::bad_checkpoint",
+                format!("{} has no fitting {name}", origin.join(OPTIMIZER_FILE).display()),
+            )
+            .expected(format!("shape {:?}", like.dims()))),
+        }
+    };
+    let mut optimizer = AdamW::new(config, &adapter);
+    optimizer.step = step;
+    for (module, state) in adapter.plan.modules.iter().zip(&mut optimizer.moments) {
+        for (name, state) in peft_names(module).into_iter().zip(state) {
+            *state = Moments { m: take(format!("{name}.m"), &state.m)?, v: take(format!("{name}.v"), &state.v)? };
+        }
+    }
+    Ok((adapter, optimizer))
+}

@@ -1,0 +1,83 @@
+//! The arithmetic of an optimiser step: no files, no clock, no printing. All randomness is derived from the seed and the
+//! step's number, so a step gives the same bytes whenever it runs.
+
+use super::batch::Batch;
+use super::engine::{Engine, Gradients};
+use super::gates;
+use super::optimizer::{AdamW, clip_factor, global_norm, learning_rate};
+use super::steps::{MicroBatch, Step};
+use crate::config::TrainConfig;
+use crate::corpus::Record;
+use crate::error::{Error, Result};
+use crate::model::adapter::Adapter;
+use crate::model::rng::derive_seed;
+use crate::run::metrics::StepMetrics;
+
+/// Adapters in training.
+#[derive(Debug)]
+pub struct Trainer<'a> {
+    /// Optimisation settings.
+    pub config: &'a TrainConfig,
+    /// The frozen base.
+    pub engine: &'a Engine,
+    /// Training records that the steps index.
+    pub records: &'a [Record],
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    /// The adapters.
+    pub adapter: Adapter,
+    /// Their optimiser state.
+    pub optimizer: AdamW,
+}
+
+impl Trainer<'_> {
+    /// Runs step `index` (from 0) and applies its update.
+    ///
+    /// # Errors
+    /// `gate::nothing_trained`, `gate::not_finite`; the update is then not applied.
+    pub fn step(&mut self, index: u64, step: &Step) -> Result<StepMetrics> {
+        let batches: Vec<Batch> = step.batches.iter().map(|b| self.batch(b)).collect();
+        let trained: usize = batches.iter().map(Batch::trained).sum();
+        if trained == 0 {
+            return Err(Error::new("gate::nothing_trained", format!("step {} has no trained token", index + 1))
+                .expected("at least one token with a loss in an accumulation window")
+                .help(format!("its records: {}", self.record_ids(step))));
+        }
+        // The sum over the window is divided once, so that a token weighs the same in whichever micro-batch it stands.
+        let grad_scale = 1.0 / trained as f64;
+        let mut gradients = Gradients::default();
+        let mut loss_sum = 0.0;
+        for (i, batch) in batches.iter().enumerate() {
+            let seed = derive_seed(self.config.seed, &format!("dropout of step {index} micro-batch {i}"));
+            let losses = self.engine.accumulate(&self.adapter, batch, grad_scale, seed, &mut gradients);
+            loss_sum += losses.iter().map(|l| f64::from(*l)).sum::<f64>();
+        }
+        let (loss, grad_norm) = (loss_sum * grad_scale, global_norm(&gradients));
+        gates::finite(index + 1, loss, grad_norm)?;
+        let lr = learning_rate(self.config, index, self.total_steps);
+        let factor = clip_factor(grad_norm, self.config.clip_norm);
+        self.optimizer.update(&mut self.adapter, gradients, factor, lr);
+        let tokens: usize = batches.iter().map(Batch::tokens).sum();
+        let rectangle: usize = step.batches.iter().map(|b| b.tokens(self.records).1).sum();
+        Ok(StepMetrics {
+            step: index + 1,
+            epoch: step.epoch,
+            loss,
+            lr,
+            grad_norm,
+            tokens: tokens as u64,
+            trained_tokens: trained as u64,
+            padding: 1.0 - tokens as f64 / rectangle as f64,
+        })
+    }
+
+    fn batch(&self, micro_batch: &MicroBatch) -> Batch {
+        let records = micro_batch.rows.iter().flatten().map(|i| &self.records[*i as usize]);
+        Batch::new(records.map(|r| (&r.ids[..], &r.labels[..])))
+    }
+
+    fn record_ids(&self, step: &Step) -> String {
+        let records = step.batches.iter().flat_map(|b| b.rows.iter().flatten());
+        records.map(|i| self.records[*i as usize].id.as_str()).collect::<Vec<_>>().join(", ")
+    }
+}
