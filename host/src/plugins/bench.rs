@@ -1,0 +1,96 @@
+//! What a plugin's calls cost, measured on this machine.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::check::inputs;
+use super::schema::Schema;
+use super::{CheckpointScheduler, Description, Kind, PlanRequest, PluginRef, Sampler, StepInfo};
+use crate::error::Result;
+
+/// Steps after which a scheduler is asked.
+const SCHEDULER_CALLS: u32 = 100_000;
+
+/// A call and its median duration.
+#[derive(Debug, Clone)]
+pub struct Measurement {
+    /// What was called.
+    pub what: String,
+    /// Median over its repetitions, or mean of many quick calls.
+    pub duration: Duration,
+}
+
+/// Measure a plugin with the settings `config`, or the least that fit its schema. Its code is compiled and cached first.
+///
+/// # Errors
+/// Class `plugin`: whatever a call meets.
+pub fn bench(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measurement>> {
+    let schema = Schema::parse(&Description::of(plugin)?.config_schema);
+    let config = config.cloned().or_else(|| schema.ok().map(|schema| schema.minimal()));
+    let config = config.as_ref();
+    match plugin.identity().kind {
+        Kind::Sampler => sampler(plugin, config),
+        Kind::CheckpointScheduler => scheduler(plugin, config),
+    }
+}
+
+fn sampler(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measurement>> {
+    let mut measured = vec![median("ready, its code cached", 5, || Sampler::load(plugin, config).map(drop))?];
+    let mut sampler = Sampler::load(plugin, config)?;
+    for (count, name, repetitions) in [(20_000, "plan 20,000 records", 9), (1_000_000, "plan 1,000,000 records", 3)] {
+        let (lengths, roots) = (inputs::skewed(count, 16_384), inputs::roots(count));
+        let request = PlanRequest {
+            lengths: &lengths,
+            roots: &roots,
+            epoch: 0,
+            seed: 42,
+            max_seq_len: 16_384,
+            rows_per_batch: 2,
+            accumulation: 8,
+            token_budget: None,
+        };
+        measured.push(median(name, repetitions, || sampler.plan(&request).map(drop))?);
+    }
+    Ok(measured)
+}
+
+fn scheduler(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measurement>> {
+    let load = || CheckpointScheduler::load(plugin, config);
+    let mut measured = vec![median("ready, its code cached", 5, || load().map(drop))?];
+    let mut scheduler = load()?;
+    let start = Instant::now();
+    for step in 1..=u64::from(SCHEDULER_CALLS) {
+        scheduler.after_step(&StepInfo {
+            step,
+            total_steps: SCHEDULER_CALLS.into(),
+            wall_clock_ms: 1_700_000_000_000 + step * 1000,
+            since_last_save_ms: step * 1000 % 900_000,
+            last_save_cost_ms: 900,
+            loss: 2.5,
+        })?;
+    }
+    measured.push(Measurement { what: "after-step".into(), duration: start.elapsed() / SCHEDULER_CALLS });
+    Ok(measured)
+}
+
+fn median(what: &str, repetitions: usize, mut call: impl FnMut() -> Result<()>) -> Result<Measurement> {
+    let mut durations = Vec::with_capacity(repetitions);
+    for _ in 0..repetitions {
+        let start = Instant::now();
+        call()?;
+        durations.push(start.elapsed());
+    }
+    durations.sort_unstable();
+    Ok(Measurement { what: what.into(), duration: durations[repetitions / 2] })
+}
+
+/// The measurements as aligned lines.
+pub fn text(measured: &[Measurement]) -> String {
+    measured.iter().map(|m| format!("{:24} {:>12}\n", m.what, format!("{:.2?}", m.duration))).collect()
+}
+
+/// The measurements as a JSON array of objects.
+pub fn json(measured: &[Measurement]) -> Value {
+    measured.iter().map(|m| json!({"what": m.what, "microseconds": m.duration.as_secs_f64() * 1e6})).collect()
+}

@@ -1,0 +1,18 @@
+//! The standard plugins, inside the program: a run needs no file and no wasm toolchain for them.
+
+/// Name and bytes of each, in the order of a listing.
+pub const BUNDLED: [(&str, &[u8]); 8] = [
+    ("bucket-to-pair", include_bytes!("../../../plugins/dist/bucket-to-pair.wasm")),
+    ("in-order", include_bytes!("../../../plugins/dist/in-order.wasm")),
+    ("packed", include_bytes!("../../../plugins/dist/packed.wasm")),
+    ("shuffled", include_bytes!("../../../plugins/dist/shuffled.wasm")),
+    ("token-budget", include_bytes!("../../../plugins/dist/token-budget.wasm")),
+    ("every-n-steps", include_bytes!("../../../plugins/dist/every-n-steps.wasm")),
+    ("wall-clock", include_bytes!("../../../plugins/dist/wall-clock.wasm")),
+    ("window", include_bytes!("../../../plugins/dist/window.wasm")),
+];
+
+/// The bytes of the bundled plugin of this name.
+pub fn find(name: &str) -> Option<&'static [u8]> {
+    BUNDLED.iter().find(|(bundled, _)| *bundled == name).map(|&(_, bytes)| bytes)
+}

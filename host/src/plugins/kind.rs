@@ -1,0 +1,60 @@
+//! The kinds of policy a component can hold.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// What a plugin decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Which records share a micro-batch, and the order.
+    Sampler,
+    /// When a run is saved, and whether it stops.
+    CheckpointScheduler,
+}
+
+impl Kind {
+    /// Every kind there is.
+    pub const ALL: [Kind; 2] = [Kind::Sampler, Kind::CheckpointScheduler];
+
+    /// The name of the kind's world in `wit/`, used on the command line: `checkpoint-scheduler`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Sampler => "sampler",
+            Kind::CheckpointScheduler => "checkpoint-scheduler",
+        }
+    }
+
+    /// The key of the kind in the configuration: `checkpoint_scheduler`.
+    pub fn config_key(self) -> &'static str {
+        match self {
+            Kind::Sampler => "sampler",
+            Kind::CheckpointScheduler => "checkpoint_scheduler",
+        }
+    }
+
+    /// The interface in `wit/` that only a component of this kind exports.
+    pub(super) fn interface(self) -> &'static str {
+        match self {
+            Kind::Sampler => "sampling",
+            Kind::CheckpointScheduler => "scheduling",
+        }
+    }
+
+    /// The kind of this name in either spelling, [`Kind::name`] or [`Kind::config_key`].
+    ///
+    /// # Errors
+    /// `usage::unknown_plugin_kind`.
+    pub fn parse(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name || kind.config_key() == name).ok_or_else(|| {
+            Error::new("usage::unknown_plugin_kind", format!("there is no plugin kind {name:?}"))
+                .expected(Self::ALL.map(Kind::name).join(" or "))
+        })
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

@@ -1,0 +1,178 @@
+//! What a component says about itself, read from its bytes. Nothing is compiled or run here.
+
+use wasmparser::{Encoding, Parser, Payload};
+
+use super::Kind;
+use super::since_v0_1_0;
+use crate::error::{Error, Result};
+
+/// The custom section with `{"name": "...", "version": "..."}`.
+const SECTION: &str = "tunehost-plugin";
+const PACKAGE: &str = "tunehost:plugin/";
+
+/// A plugin's name, version, kind and contract.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Metadata {
+    /// The plugin's own name; `None` where it carries none.
+    pub name: Option<String>,
+    /// The plugin's own version; `None` where it carries none.
+    pub version: Option<String>,
+    /// The kind whose interface it exports.
+    pub kind: Kind,
+    /// The version of the contract it was built for, such as `0.1.0`.
+    pub contract: String,
+    /// Everything it imports, in the component's own order.
+    pub imports: Vec<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct Section {
+    name: String,
+    version: String,
+}
+
+impl Metadata {
+    /// Read a component's bytes; `label` is what errors call it.
+    ///
+    /// # Errors
+    /// `plugin::not_a_component`, `plugin::wrong_kind` (no kind of tunehost's), `plugin::contract_too_new`,
+    /// `plugin::contract_unknown`, `plugin::forbidden_import`, `plugin::misdescribed` (its section is no JSON of that
+    /// form).
+    pub fn read(bytes: &[u8], label: &str) -> Result<Self> {
+        let outside = Outside::read(bytes, label)?;
+        let (kind, contract) = outside.kind(label)?;
+        let contract = contract.to_string();
+        check_imports(&outside.imports, label)?;
+        let (name, version) = outside.section.map(|section| (section.name, section.version)).unzip();
+        Ok(Self { name, version, kind, contract, imports: outside.imports })
+    }
+}
+
+/// A component's outermost imports and exports, and its metadata section, which may lie in a module within.
+struct Outside {
+    imports: Vec<String>,
+    exports: Vec<String>,
+    section: Option<Section>,
+}
+
+impl Outside {
+    fn read(bytes: &[u8], label: &str) -> Result<Self> {
+        let mut outside = Self { imports: Vec::new(), exports: Vec::new(), section: None };
+        let mut depth = 0;
+        for payload in Parser::new(0).parse_all(bytes) {
+            match payload.map_err(|error| damaged(label, &error))? {
+                Payload::Version { encoding: Encoding::Module, .. } if depth == 0 => {
+                    return Err(not_a_component(label, "it is a core WebAssembly module"));
+                }
+                Payload::Version { .. } => depth += 1,
+                Payload::End(_) => depth -= 1,
+                Payload::ComponentImportSection(section) if depth == 1 => {
+                    for import in section {
+                        outside.imports.push(import.map_err(|error| damaged(label, &error))?.name.name.to_string());
+                    }
+                }
+                Payload::ComponentExportSection(section) if depth == 1 => {
+                    for export in section {
+                        outside.exports.push(export.map_err(|error| damaged(label, &error))?.name.name.to_string());
+                    }
+                }
+                Payload::CustomSection(section)
+                    if section.name() == SECTION && (depth == 1 || outside.section.is_none()) =>
+                {
+                    outside.section = Some(parse_section(section.data(), label)?);
+                }
+                _ => {}
+            }
+        }
+        Ok(outside)
+    }
+
+    /// The one kind of tunehost's that is exported, and the contract's version.
+    fn kind(&self, label: &str) -> Result<(Kind, &str)> {
+        let ours = || self.exports.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.split_once('@'));
+        // A component of a newer contract may be of a kind that this host has never heard of: the version is what to
+        // say.
+        for (_, version) in ours() {
+            check_contract(version, label)?;
+        }
+        let mut kinds = ours().filter_map(|(interface, version)| {
+            Kind::ALL.into_iter().find(|kind| kind.interface() == interface).map(|kind| (kind, version))
+        });
+        match (kinds.next(), kinds.next()) {
+            (Some(kind), None) => Ok(kind),
+            (None, _) => {
+                Err(Error::new("plugin::wrong_kind", format!("{label} is a component, but no plugin of tunehost's"))
+                    .expected(format!(
+                        "an export of one of the worlds in wit/: {}",
+                        Kind::ALL.map(Kind::name).join(", ")
+                    ))
+                    .help(format!("it exports {}", list(&self.exports))))
+            }
+            (Some(_), Some(_)) => Err(Error::new("plugin::wrong_kind", format!("{label} is of more than one kind"))
+                .expected("a component for each kind")
+                .help(format!("it exports {}", list(&self.exports)))),
+        }
+    }
+}
+
+fn parse_section(json: &[u8], label: &str) -> Result<Section> {
+    serde_json::from_slice(json).map_err(|error| {
+        Error::new("plugin::misdescribed", format!("{label}: its custom section `{SECTION}` cannot be read: {error}"))
+            .expected(r#"{"name": "...", "version": "..."}"#)
+            .help("rebuild the plugin with plugins/sdk, or write the section as wit/plugin.wit says")
+    })
+}
+
+fn check_contract(version: &str, label: &str) -> Result<()> {
+    let ours = since_v0_1_0::VERSION;
+    let number = |version: &str| {
+        version.splitn(3, '.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>().filter(|n| n.len() == 3)
+    };
+    match number(version).map(|theirs| Some(theirs).cmp(&number(ours))) {
+        Some(std::cmp::Ordering::Equal) => Ok(()),
+        Some(std::cmp::Ordering::Greater) => Err(Error::new(
+            "plugin::contract_too_new",
+            format!("{label} is built for version {version} of the plugin contract"),
+        )
+        .expected(format!("at most {ours}, which this tunehost has"))
+        .help("update tunehost, or take a build of the plugin for the older contract")),
+        Some(std::cmp::Ordering::Less) | None => Err(Error::new(
+            "plugin::contract_unknown",
+            format!("{label} is built for version {version} of the plugin contract, which was never released"),
+        )
+        .expected(ours)
+        .help("rebuild the plugin with this repository's wit/ folder")),
+    }
+}
+
+fn check_imports(imports: &[String], label: &str) -> Result<()> {
+    let host = format!("{PACKAGE}host");
+    for import in imports {
+        match import.split_once('@') {
+            Some((name, version)) if name == host => check_contract(version, label)?,
+            _ => {
+                return Err(Error::new("plugin::forbidden_import", format!("{label} imports {import}"))
+                    .expected(format!(
+                        "no import but {host}@{}: plugins have no files, network or clock",
+                        since_v0_1_0::VERSION
+                    ))
+                    .help("build it without that import: for Rust with the target wasm32-unknown-unknown"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn damaged(label: &str, error: &wasmparser::BinaryReaderError) -> Error {
+    not_a_component(label, &format!("at byte {}: {}", error.offset(), error.message()))
+}
+
+fn not_a_component(label: &str, why: &str) -> Error {
+    Error::new("plugin::not_a_component", format!("{label} is no whole WebAssembly component: {why}"))
+        .expected("a component, as wasm-component-ld or `wasm-tools component new` makes it")
+        .help("build it again, or copy it again if it was cut off")
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "nothing".into() } else { names.join(", ") }
+}

@@ -1,0 +1,38 @@
+//! Policy plugins: sandboxed WebAssembly components behind the contract in `wit/`.
+//!
+//! [`PluginRef::resolve`] finds and checks a plugin's bytes, [`Sampler`] and [`CheckpointScheduler`] run it. Nothing a
+//! plugin does can reach past its answer: it has no imports but a log, its memory and time are bounded, and each answer
+//! is checked before it is used.
+
+pub mod bench;
+mod bundled;
+mod cache;
+pub mod check;
+pub mod contract;
+mod kind;
+mod listing;
+mod metadata;
+pub mod mixture;
+mod plan;
+mod reference;
+mod runtime;
+mod sampler;
+mod scheduler;
+mod schema;
+mod show;
+#[allow(missing_docs)] // generated from wit/
+mod since_v0_1_0;
+mod trap;
+
+pub use kind::Kind;
+pub use listing::{Listing, json, list, table};
+pub use metadata::Metadata;
+pub use plan::{Plan, PlanRequest};
+pub use reference::{Identity, Origin, PluginRef};
+pub use runtime::{Description, Limits};
+pub use sampler::Sampler;
+pub use scheduler::{CheckpointScheduler, Decision, StepInfo};
+pub use show::Sheet;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+//! Plugins of the kind `checkpoint-scheduler`.
+
+use super::reference::{Identity, PluginRef};
+use super::runtime::{Limits, Plugin};
+use super::since_v0_1_0::scheduling;
+use crate::error::Result;
+
+/// What a scheduler is told after each optimiser step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepInfo {
+    /// Steps done, counted from 1.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    /// Milliseconds since 1970-01-01 UTC.
+    pub wall_clock_ms: u64,
+    /// Milliseconds since the last save, or since training started.
+    pub since_last_save_ms: u64,
+    /// How long the last save took, milliseconds; 0 where nothing is saved yet.
+    pub last_save_cost_ms: u64,
+    /// Training loss of the step.
+    pub loss: f64,
+}
+
+/// A scheduler's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Save now.
+    pub save: bool,
+    /// End the run after this step; it is saved in any case.
+    pub stop: bool,
+    /// Why, for the log; empty where neither.
+    pub reason: String,
+}
+
+/// A running checkpoint scheduler.
+pub struct CheckpointScheduler {
+    plugin: Plugin<scheduling::Guest>,
+}
+
+impl CheckpointScheduler {
+    /// Start a scheduler with its settings, `[plugins.config.checkpoint_scheduler]`.
+    ///
+    /// # Errors
+    /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
+    pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>) -> Result<Self> {
+        let limits = Limits::of(reference.identity().kind);
+        let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
+            scheduling::GuestIndices::new(component)?.load(store, instance)
+        })?;
+        Ok(Self { plugin })
+    }
+
+    /// Which plugin this is.
+    pub fn identity(&self) -> &Identity {
+        self.plugin.identity()
+    }
+
+    /// Ask after one step.
+    ///
+    /// # Errors
+    /// `plugin::refused`, `plugin::trapped`, `plugin::deadline`, `plugin::memory`, `plugin::answer_too_large`,
+    /// `plugin::broken_answer`.
+    pub fn after_step(&mut self, info: &StepInfo) -> Result<Decision> {
+        let info = scheduling::StepInfo {
+            step: info.step,
+            total_steps: info.total_steps,
+            wall_clock_ms: info.wall_clock_ms,
+            since_last_save_ms: info.since_last_save_ms,
+            last_save_cost_ms: info.last_save_cost_ms,
+            loss: info.loss,
+        };
+        let answer = self.plugin.call("after-step", |functions, store| functions.call_after_step(store, info))?;
+        Ok(Decision { save: answer.save, stop: answer.stop, reason: super::runtime::shown(&answer.reason) })
+    }
+}

@@ -1,0 +1,47 @@
+//! The contract's version 0.1.0 as the host calls it. Once 0.1.0 is released this module and the files in `wit/` that
+//! it reads stay as they are; a newer version gets a module of its own beside it.
+
+use wasmtime::component::{HasSelf, Linker};
+
+use self::tunehost::plugin::host::{Host, Level};
+use super::runtime::State;
+
+/// The version as it stands in the names of a component's imports and exports.
+pub const VERSION: &str = "0.1.0";
+
+// One world with everything, so that shared types exist once. A component has the exports of its own kind alone, and
+// each export is looked up by itself.
+wasmtime::component::bindgen!({
+    path: "../wit",
+    inline: "
+        package tunehost:host-side;
+        world every-kind {
+            include tunehost:plugin/sampler@0.1.0;
+            include tunehost:plugin/checkpoint-scheduler@0.1.0;
+        }
+    ",
+    ownership: Borrowing { duplicate_if_necessary: false },
+});
+
+pub use exports::tunehost::plugin::{plugin, sampling, scheduling};
+
+impl Host for State {
+    fn log(&mut self, level: Level, message: String) {
+        let level = match level {
+            Level::Debug => tracing::Level::DEBUG,
+            Level::Info => tracing::Level::INFO,
+            Level::Warn => tracing::Level::WARN,
+            Level::Error => tracing::Level::ERROR,
+        };
+        self.log_line(level, &message);
+    }
+
+    fn report_panic(&mut self, message: String) {
+        self.keep_panic(message);
+    }
+}
+
+/// Everything a component of this version may import.
+pub fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    self::tunehost::plugin::host::add_to_linker::<_, HasSelf<State>>(linker, |state| state)
+}

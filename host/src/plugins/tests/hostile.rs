@@ -1,0 +1,278 @@
+//! Components that break the contract: each must end in one clear error, and none may harm the host.
+
+use std::time::{Duration, Instant};
+
+use super::super::bundled::find;
+use super::*;
+
+const HOSTILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../plugins/dist/hostile");
+const LENGTHS: [u32; 6] = [10, 20, 30, 40, 50, 60];
+
+fn hostile(name: &str) -> PluginRef {
+    PluginRef::resolve(Kind::Sampler, &format!("{HOSTILE}/{name}.wasm"), &[]).unwrap()
+}
+
+fn limits() -> Limits {
+    Limits {
+        memory_bytes_max: 64 << 20,
+        answer_bytes_max: 2 << 20,
+        log_lines_max: 3,
+        start_deadline_ms: 10_000,
+        call_deadline_ms: 10_000,
+    }
+}
+
+fn load(act: &str, limits: Limits) -> crate::error::Result<Sampler> {
+    Sampler::load_within(&hostile("hostile-sampler"), Some(&json!({ "act": act })), limits)
+}
+
+fn small_request() -> PlanRequest<'static> {
+    PlanRequest { max_seq_len: 100, ..request(&LENGTHS) }
+}
+
+fn plan(act: &str) -> crate::error::Result<Plan> {
+    load(act, limits())?.plan(&small_request())
+}
+
+/// The error of this act must have `code` and say plugin, version, function and each of `parts`.
+#[track_caller]
+fn assert_plan_error(act: &str, code: &str, parts: &[&str]) {
+    let error = plan(act).expect_err(act);
+    println!("{error}\n");
+    assert_error(&error, code, &["plugin hostile-sampler 0.1.0", "hostile-sampler.wasm): plan"]);
+    assert_error(&error, code, parts);
+}
+
+#[test]
+fn a_loop_is_stopped_at_the_deadline() {
+    let short = Limits { call_deadline_ms: 200, ..limits() };
+    let mut sampler = load("loop", short).unwrap();
+    let start = Instant::now();
+    let error = sampler.plan(&small_request()).unwrap_err();
+    assert_error(&error, "plugin::deadline", &["hostile-sampler 0.1.0", "plan did not answer in time", "200 ms"]);
+    assert!((Duration::from_millis(190)..Duration::from_secs(5)).contains(&start.elapsed()), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_loop_while_starting_is_stopped_too() {
+    let error = load("loop-in-configure", Limits { start_deadline_ms: 200, ..limits() }).err().expect("stopped");
+    assert_error(&error, "plugin::deadline", &["configure did not answer in time", "200 ms"]);
+}
+
+#[test]
+fn memory_stays_under_its_cap() {
+    assert_plan_error("memory-bomb", "plugin::memory", &["at most 64 MiB", "MiB of memory"]);
+}
+
+#[test]
+fn recursion_without_end_is_a_trap() {
+    assert_plan_error("deep-recursion", "plugin::trapped", &["overflowed its stack", "recurse"]);
+}
+
+#[test]
+fn a_panic_keeps_its_message_and_its_place() {
+    assert_plan_error(
+        "panic",
+        "plugin::trapped",
+        &["record 6 is cursed", "hostile-sampler/src/lib.rs", "bug in the plugin"],
+    );
+    let error = load("panic-in-configure", limits()).err().expect("panics");
+    assert_error(&error, "plugin::trapped", &["hostile-sampler 0.1.0", "configure", "not even started"]);
+}
+
+#[test]
+fn a_trap_in_describe_ends_the_load() {
+    let error = Sampler::load(&hostile("hostile-describe"), None).err().expect("traps");
+    assert_error(&error, "plugin::trapped", &["hostile-describe", "describe aborted without saying why"]);
+}
+
+#[test]
+fn after_a_trap_a_fresh_instance_answers() {
+    let mut sampler = load("panic-in-epoch1", limits()).unwrap();
+    let before = sampler.plan(&small_request()).unwrap();
+    let error = sampler.plan(&PlanRequest { epoch: 1, ..small_request() }).unwrap_err();
+    assert_error(&error, "plugin::trapped", &["not this epoch"]);
+    assert_eq!(sampler.plan(&small_request()).unwrap(), before);
+}
+
+#[test]
+fn an_answer_beyond_its_size_is_refused() {
+    assert_plan_error("huge-answer", "plugin::answer_too_large", &["at most 2 MiB"]);
+}
+
+#[test]
+fn text_that_is_no_text_is_refused() {
+    assert_plan_error("invalid-utf8", "plugin::broken_answer", &["utf-8", "bug in the plugin"]);
+}
+
+#[test]
+fn text_reaches_the_terminal_as_one_bounded_line() {
+    let error = plan("rude-text").unwrap_err();
+    assert_error(&error, "plugin::refused", &["plan refused: \\u{1b}[2Jgone xxx"]);
+    assert!(error.message().len() < 2300 && !error.to_string().contains('\u{1b}'), "{}", error.message().len());
+}
+
+#[test]
+fn a_flood_of_log_lines_is_cut() {
+    let subscriber = Lines::default();
+    let lines = subscriber.0.clone();
+    tracing::subscriber::with_default(subscriber, || plan("log-flood")).unwrap();
+    let lines = lines.lock().unwrap();
+    assert_eq!(lines[..3], ["line 0", "line 1", "line 2"]);
+    assert_eq!(lines[3..], ["99997 more log lines in this call are not shown"]);
+}
+
+#[test]
+fn plans_against_the_rules_are_refused_with_their_record() {
+    let invalid = "plugin::invalid_plan";
+    assert_plan_error("duplicate", invalid, &["records[3] is record 1, which was there before", "each record once"]);
+    assert_plan_error("dropped-and-planned", invalid, &["dropped[0] is record 2, which was there before"]);
+    assert_plan_error("missing", invalid, &["record 5 is missing (1 of 6 records are)", "declared dropped"]);
+    assert_plan_error("out-of-range", invalid, &["records[0] is record 4294967295", "a record below 6"]);
+    assert_plan_error("one-long-row", invalid, &["the row of record 0", "210 tokens", "at most 100 tokens"]);
+    assert_plan_error("one-wide-batch", invalid, &["from record 0, has 6 rows", "at most 2 rows"]);
+    assert_plan_error("empty-row", invalid, &["row-ends[1] is 1", "more than the 1 before it"]);
+    assert_plan_error("falling-ends", invalid, &["batch-ends[1] is 2", "more than the 4 before it"]);
+    assert_plan_error("ends-too-short", invalid, &["row-ends ends at 5", "6, the length of records"]);
+}
+
+#[test]
+fn a_token_budget_is_held_with_padding_counted() {
+    let request = small_request();
+    let plan = sampler("in-order", None).plan(&request).unwrap();
+    let identity = bundled(Kind::Sampler, "in-order").identity().clone();
+    assert!(plan.check(&PlanRequest { token_budget: Some(120), ..request }, &identity).is_ok());
+    let error = plan.check(&PlanRequest { token_budget: Some(119), ..request }, &identity).unwrap_err();
+    assert_error(&error, "plugin::invalid_plan", &["micro-batch 2, from record 4, has 120 tokens", "at most 119"]);
+}
+
+/// Write these bytes as a file and resolve it.
+fn resolve_bytes(kind: Kind, bytes: &[u8]) -> crate::error::Result<PluginRef> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.wasm");
+    std::fs::write(&path, bytes).unwrap();
+    PluginRef::resolve(kind, path.to_str().unwrap(), &[])
+}
+
+/// A bundled component with every `from` in its bytes changed into `to`, which must be as long.
+fn patched(name: &str, from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = find(name).unwrap().to_vec();
+    let places: Vec<usize> =
+        (0..bytes.len() - from.len()).filter(|&at| bytes[at..].starts_with(from.as_bytes())).collect();
+    assert!(!places.is_empty(), "{from} is not in {name}");
+    for at in places {
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn what_is_no_component_is_refused() {
+    let error = |bytes: &[u8]| resolve_bytes(Kind::Sampler, bytes).unwrap_err();
+    let module = b"\0asm\x01\0\0\0";
+    assert_error(&error(module), "plugin::not_a_component", &["x.wasm", "core WebAssembly module"]);
+    assert_error(&error(b"#!/bin/sh\n"), "plugin::not_a_component", &["x.wasm", "at byte 0"]);
+    assert_error(&error(b""), "plugin::not_a_component", &["x.wasm"]);
+    let empty = b"\0asm\x0d\0\x01\0";
+    assert_error(&error(empty), "plugin::wrong_kind", &["no plugin of tunehost's", "it exports nothing"]);
+}
+
+#[test]
+fn a_file_cut_off_anywhere_is_refused() {
+    let whole = find("in-order").unwrap();
+    for length in (0..whole.len()).step_by(997) {
+        let error = resolve_bytes(Kind::Sampler, &whole[..length]).expect_err("cut off");
+        // A cut between two sections leaves a whole component that exports nothing yet.
+        let codes = ["plugin::not_a_component", "plugin::wrong_kind"];
+        assert!(codes.contains(&error.code()), "{length} of {} bytes: {error}", whole.len());
+    }
+}
+
+#[test]
+fn an_import_beyond_the_contract_is_refused_by_name() {
+    let bytes = patched("in-order", "tunehost:plugin/host@0.1.0", "wasi:sockets/network@0.2.0");
+    let error = resolve_bytes(Kind::Sampler, &bytes).unwrap_err();
+    assert_error(
+        &error,
+        "plugin::forbidden_import",
+        &["x.wasm", "imports wasi:sockets/network@0.2.0", "no files, network"],
+    );
+}
+
+#[test]
+fn a_newer_contract_is_refused_and_an_unreleased_one_too() {
+    for newer in ["0.1.1", "0.2.0", "1.0.0"] {
+        let bytes = patched("in-order", "sampling@0.1.0", &format!("sampling@{newer}"));
+        let error = resolve_bytes(Kind::Sampler, &bytes).unwrap_err();
+        assert_error(&error, "plugin::contract_too_new", &["x.wasm", newer, "at most 0.1.0", "update tunehost"]);
+    }
+    let bytes = patched("in-order", "sampling@0.1.0", "sampling@0.0.9");
+    assert_error(
+        &resolve_bytes(Kind::Sampler, &bytes).unwrap_err(),
+        "plugin::contract_unknown",
+        &["0.0.9", "never released"],
+    );
+}
+
+#[test]
+fn a_plugin_that_calls_itself_something_else_is_refused() {
+    let plugin =
+        resolve_bytes(Kind::Sampler, &patched("in-order", r#""name": "in-order""#, r#""name": "shuffled""#)).unwrap();
+    let error = Sampler::load(&plugin, None).err().expect("two names");
+    assert_error(&error, "plugin::misdescribed", &["plugin shuffled 0.1.0", "describes itself as in-order 0.1.0"]);
+}
+
+#[test]
+fn a_description_that_cannot_be_read_is_refused() {
+    let bytes = patched("in-order", r#""name": "in-order""#, r#""name": 1234567890"#);
+    assert_error(
+        &resolve_bytes(Kind::Sampler, &bytes).unwrap_err(),
+        "plugin::misdescribed",
+        &["x.wasm", "tunehost-plugin"],
+    );
+}
+
+#[test]
+fn a_missing_function_is_named() {
+    let bytes = patched("every-n-steps", "after-step", "after-stop");
+    let plugin = resolve_bytes(Kind::CheckpointScheduler, &bytes).unwrap();
+    let error = CheckpointScheduler::load(&plugin, Some(&json!({"n": 1}))).err().expect("no after-step");
+    assert_error(&error, "plugin::wrong_contract", &["every-n-steps 0.1.0", "checkpoint-scheduler", "after-step"]);
+}
+
+/// Collects the messages of log lines.
+#[derive(Default)]
+struct Lines(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tunehost")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message(String);
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        self.0.lock().unwrap().push(message.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}

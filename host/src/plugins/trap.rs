@@ -1,0 +1,68 @@
+//! What is said when a plugin fails: plugin, version, function, cause, and what to do.
+
+use wasmtime::{Trap, WasmBacktrace};
+
+use super::reference::Identity;
+use super::runtime::{Limits, MemoryCap, State, shown};
+use crate::error::Error;
+
+const FRAMES_MAX: usize = 5;
+
+/// A call that did not come back with an answer.
+pub(super) fn explain(
+    identity: &Identity,
+    function: &str,
+    limits: &Limits,
+    state: &State,
+    error: &wasmtime::Error,
+) -> Error {
+    let report = |code, cause: String| Error::new(code, format!("{identity}: {function} {cause}"));
+    if let Some(cap) = error.downcast_ref::<MemoryCap>() {
+        return report("plugin::memory", format!("wanted {} MiB of memory", cap.wanted_bytes.div_ceil(1 << 20)))
+            .expected(format!("at most {} MiB", limits.memory_bytes_max >> 20))
+            .help("a plugin that needs this much is broken, or made for a smaller corpus");
+    }
+    let trap = error.downcast_ref::<Trap>();
+    if trap == Some(&Trap::Interrupt) {
+        return report("plugin::deadline", "did not answer in time".into())
+            .expected(format!("an answer within {} ms", limits.call_deadline_ms))
+            .help("it may loop for ever; use another plugin, or tell its author");
+    }
+    if let Some(trap) = trap {
+        // A panic's message says where it was; its frames are those of the panic's own machinery.
+        let cause = match (state.panic(), trap) {
+            (Some(message), _) => message.to_string(),
+            (None, Trap::StackOverflow) => format!("overflowed its stack{}", frames(error)),
+            (None, Trap::UnreachableCodeReached) => format!("aborted without saying why{}", frames(error)),
+            (None, trap) => format!("trapped: {trap}{}", frames(error)),
+        };
+        return report("plugin::trapped", cause)
+            .help("this is a bug in the plugin: use another, or send its author this message");
+    }
+    let cause = error.root_cause().to_string();
+    // wasmtime keeps the type of this error to itself.
+    if cause.contains("fuel allocated for hostcalls") {
+        return report("plugin::answer_too_large", "handed over too much".into())
+            .expected(format!("at most {} MiB in one answer or log line", limits.answer_bytes_max >> 20))
+            .help("this is a bug in the plugin: use another, or tell its author");
+    }
+    report("plugin::broken_answer", format!("broke the contract: {}", shown(&cause)))
+        .help("this is a bug in the plugin or in the language it was written in: use another, or tell its author")
+}
+
+/// A component whose exports or imports are not those of its world.
+pub(super) fn unfit(identity: &Identity, error: &wasmtime::Error) -> Error {
+    Error::new("plugin::wrong_contract", format!("{identity} does not fit the world {}: {error:#}", identity.kind))
+        .expected("every export of the world, with the types that stand in wit/")
+        .help("rebuild the plugin with this repository's wit/ folder")
+}
+
+/// Where in the plugin it happened, innermost first.
+fn frames(error: &wasmtime::Error) -> String {
+    let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else { return String::new() };
+    let demangled = |frame: &wasmtime::FrameInfo| Some(format!("{:#}", rustc_demangle::demangle(frame.func_name()?)));
+    let mut names: Vec<String> = backtrace.frames().iter().filter_map(demangled).collect();
+    names.dedup();
+    names.truncate(FRAMES_MAX);
+    if names.is_empty() { String::new() } else { format!(" (in {})", shown(&names.join(", called by "))) }
+}
