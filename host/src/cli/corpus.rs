@@ -1,0 +1,33 @@
+//! `tunehost corpus`.
+
+use super::{BatchesArgs, print};
+use crate::config;
+use crate::corpus;
+use crate::error::Result;
+use crate::model::config::TextConfig;
+use crate::plugins::{Kind, PlanRequest, PluginRef, Sampler, mixture};
+
+pub fn batches(args: &BatchesArgs) -> Result<()> {
+    let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let plugin = PluginRef::resolve(Kind::Sampler, &config.plugins.sampler, &config.plugins.search_path)?;
+    let mut sampler = Sampler::load(&plugin, config.plugins.config.get(Kind::Sampler.config_key()))?;
+    let text = TextConfig::read(&config.model.base)?;
+    let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size)?;
+    let lengths: Vec<u32> = corpus.train.iter().map(|record| record.ids.len() as u32).collect();
+    let roots: Vec<u32> = corpus.train.iter().map(|record| record.root).collect();
+    let request = PlanRequest {
+        lengths: &lengths,
+        roots: &roots,
+        epoch: 0,
+        seed: config.train.seed,
+        max_seq_len: config.data.max_seq_len as u32,
+        rows_per_batch: config.train.micro_batch,
+        accumulation: config.train.accumulation,
+        token_budget: None,
+    };
+    let mixture = mixture::Mixture::of(&sampler.plan(&request)?, &request);
+    match args.json {
+        true => print(&format!("{:#}", mixture.json())),
+        false => print(&mixture::table(&[(sampler.identity().name.clone(), mixture)])),
+    }
+}

@@ -1,0 +1,26 @@
+//! Opening a model for a command.
+
+use super::ModelArgs;
+use crate::device;
+use crate::error::Result;
+use crate::model::adapter::Adapter;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::TextConfig;
+use crate::model::peft;
+use crate::model::weights::Model;
+use crate::train::engine::Engine;
+
+/// Rows of the loss head at once, for commands that only score.
+const LOSS_CHUNK_ROWS: usize = 256;
+
+/// The model folder, and the adapter where there is one, ready to score.
+pub fn model(args: &ModelArgs) -> Result<(Engine, Option<Adapter>)> {
+    let device = device::open(&args.device)?;
+    let config = TextConfig::read(&args.model)?;
+    let model = Model::load(config, &Checkpoint::open(&args.model)?, &device, &mut |_| {})?;
+    let adapter = match &args.adapter {
+        Some(dir) => Some(peft::read(dir, &model.spec, &device)?),
+        None => None,
+    };
+    Ok((Engine { model, recompute_layers: 0, loss_chunk_rows: LOSS_CHUNK_ROWS }, adapter))
+}

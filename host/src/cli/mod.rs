@@ -1,0 +1,265 @@
+//! The command line: each flag is documented where it is defined.
+
+mod config;
+mod corpus;
+mod generate;
+mod load;
+mod plugins;
+mod run;
+mod score;
+
+use crate::error::{Error, Result};
+use crate::report::{Mode, Reporter};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// LoRA-tunes Gemma-family mixture-of-experts models; policy is in sandboxed WebAssembly plugins.
+#[derive(Debug, Parser)]
+#[command(name = "tunehost", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Tune a base on a corpus, as a configuration file says.
+    Run(RunArgs),
+    /// Continue a run that was interrupted, to the same bytes.
+    Resume(ResumeArgs),
+    /// Let a model answer a prompt; with --adapter, the base and the tuned model one after the other.
+    Generate(GenerateArgs),
+    /// Loss and perplexity of a model on records, one by one and in all.
+    Score(ScoreArgs),
+    /// The policy plugins.
+    #[command(subcommand)]
+    Plugins(PluginsCommand),
+    /// The corpus of a configuration.
+    #[command(subcommand)]
+    Corpus(CorpusCommand),
+    /// The configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+#[derive(Debug, Args)]
+struct OutputArgs {
+    /// Print results and errors only.
+    #[arg(long, conflicts_with = "json")]
+    quiet: bool,
+    /// Print one JSON object a line on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+impl OutputArgs {
+    fn reporter(&self) -> Reporter {
+        Reporter::new(match (self.quiet, self.json) {
+            (_, true) => Mode::Json,
+            (true, _) => Mode::Quiet,
+            _ => Mode::Human,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// The configuration, a TOML file.
+    config: PathBuf,
+    /// Change one value: --set train.lr=1e-4. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Choose a plugin: --plugins sampler=shuffled, or sampler=path/to/x.wasm. May be repeated.
+    #[arg(long = "plugins", value_name = "KIND=PLUGIN")]
+    plugins: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The run folder: new or empty. Without it, the first free <run.root>/<name>-<number>.
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct ResumeArgs {
+    /// The run folder.
+    run: PathBuf,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct ModelArgs {
+    /// Model folder in Hugging Face layout.
+    model: PathBuf,
+    /// Adapter folder as PEFT or tunehost writes it.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// Device: cpu.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+}
+
+#[derive(Debug, Args)]
+struct GenerateArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// What the user says.
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// A system message before it.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Chat template file; without it, the one in the model folder.
+    #[arg(long, value_name = "PATH")]
+    template: Option<String>,
+    /// What stands before the answer: `training` is the prompt as the tune rendered it, `generation` the template's own
+    /// generation prompt, as servers render it. They differ where a template opens an empty thought channel.
+    #[arg(long, value_enum, default_value = "training")]
+    prompt_form: PromptFormArg,
+    /// Most tokens of the answer.
+    #[arg(long, default_value_t = 128)]
+    max_new_tokens: usize,
+    /// 0 is greedy: always the likeliest token.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f64,
+    /// Sample among the likeliest tokens that cover this probability.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// Seed of the sampling.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum PromptFormArg {
+    Training,
+    Generation,
+}
+
+#[derive(Debug, Args)]
+struct ScoreArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// JSONL file of `messages`, `text` or `input_ids` records. May be repeated.
+    #[arg(long, value_name = "FILE", required = true)]
+    data: Vec<PathBuf>,
+    /// Chat template for `messages`: a file, or the word `base` for the one in the model folder.
+    #[arg(long, value_name = "PATH")]
+    template: Option<String>,
+    /// Also write every record's logits to this new safetensors file; for small inputs.
+    #[arg(long, value_name = "OUT")]
+    logits: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum PluginsCommand {
+    /// Name, kind, version, size, sha256 and origin of every plugin; nothing is compiled.
+    List {
+        /// Also look in this folder, before the bundled plugins. May be repeated.
+        #[arg(long, value_name = "DIR")]
+        search_path: Vec<PathBuf>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// What one plugin says about itself: settings, imports, limits, sha256, version of the contract.
+    Show(PluginArgs),
+    /// Check that a plugin keeps its contract on generated inputs; exit code 5 where it does not.
+    Check {
+        #[command(flatten)]
+        plugin: PluginArgs,
+        /// Its settings as a JSON object; without them, the least that fit its schema.
+        #[arg(long, value_name = "JSON")]
+        config: Option<String>,
+    },
+    /// Measure what a plugin's calls cost.
+    Bench {
+        #[command(flatten)]
+        plugin: PluginArgs,
+        /// Its settings as a JSON object; without them, the least that fit its schema.
+        #[arg(long, value_name = "JSON")]
+        config: Option<String>,
+    },
+    /// Print the contract that plugins are built against, in WIT.
+    Wit {
+        /// Write its files into this folder instead.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct PluginArgs {
+    /// A plugin's name, or the path of a .wasm file; either may end in @sha256:DIGITS.
+    plugin: String,
+    /// Also look for a name in this folder, before the bundled plugins. May be repeated.
+    #[arg(long, value_name = "DIR")]
+    search_path: Vec<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum CorpusCommand {
+    /// What the sampler makes of the corpus: padding waste, micro-batches without padding, roots per accumulation window.
+    Batches(BatchesArgs),
+}
+
+#[derive(Debug, Args)]
+struct BatchesArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Every resolved value and where it came from.
+    Show(ConfigArgs),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever the command met; the caller prints it and exits with [`Error::exit_code`].
+pub fn execute(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Resume(args) => run::resume(&args),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Score(args) => score::score(&args),
+        Command::Plugins(command) => match command {
+            PluginsCommand::List { search_path, json } => plugins::list(&search_path, json),
+            PluginsCommand::Show(plugin) => plugins::show(&plugin),
+            PluginsCommand::Check { plugin, config } => plugins::check(&plugin, config.as_deref()),
+            PluginsCommand::Bench { plugin, config } => plugins::bench(&plugin, config.as_deref()),
+            PluginsCommand::Wit { out } => plugins::wit(out.as_deref()),
+        },
+        Command::Corpus(CorpusCommand::Batches(args)) => corpus::batches(&args),
+        Command::Config(ConfigCommand::Show(args)) => config::show(&args),
+    }
+}
+
+fn print(text: &str) -> Result<()> {
+    use std::io::Write;
+    match writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n')) {
+        // A closed pipe is the reader's choice: `tunehost plugins list | head`.
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::new("io::failed", format!("cannot write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,207 @@
+//! After the last step: held-out loss, exports, and the words that end a run.
+
+use super::training::Trained;
+use crate::config::Config;
+use crate::corpus::Record;
+use crate::error::{Error, Result};
+use crate::export;
+use crate::model::adapter::Adapter;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::lora::group;
+use crate::report::{Reporter, duration};
+use crate::run::atomic::{self, Existing};
+use crate::run::folder::{EXPORT, RunFolder};
+use crate::run::hash::FileHash;
+use crate::run::provenance::HeldOut;
+use crate::run::signal::StopRequest;
+use crate::train::engine::Engine;
+use crate::train::evaluate::{RecordLoss, RootChange, compare, evaluate};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Folder of the held-out losses, one file for each evaluated step.
+const HELD_OUT: &str = "held-out";
+
+/// What an evaluation needs.
+pub struct Evaluation<'a> {
+    pub folder: &'a RunFolder,
+    pub engine: &'a Engine,
+    /// The held-out records to evaluate.
+    pub records: &'a [&'a Record],
+    pub stop: &'a StopRequest,
+}
+
+impl Evaluation<'_> {
+    /// Losses after `step` steps, from the run folder where they are, else computed and written there. `None` when there is
+    /// nothing to evaluate, or a signal stopped it.
+    ///
+    /// # Errors
+    /// `model::not_finite`, class `io`.
+    pub fn losses(
+        &self,
+        adapter: Option<&Adapter>,
+        step: u64,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Vec<RecordLoss>>> {
+        if self.records.is_empty() {
+            return Ok(None);
+        }
+        let dir = self.folder.file(HELD_OUT);
+        let path = dir.join(format!("step-{step:06}.json"));
+        if path.exists() {
+            let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+            let losses: Option<Vec<RecordLoss>> = serde_json::from_slice(&text).ok();
+            // Evaluation is deterministic: a file that does not fit is computed again.
+            if let Some(losses) = losses.filter(|l| l.iter().map(|l| &l.id).eq(self.records.iter().map(|r| &r.id))) {
+                return Ok(Some(losses));
+            }
+        }
+        let total = self.records.len();
+        let losses = evaluate(
+            self.engine,
+            adapter,
+            self.records,
+            &mut |done| reporter.progress("held-out records", done, total),
+            &|| self.stop.is_set(),
+        )?;
+        let Some(losses) = losses else { return Ok(None) };
+        fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
+        let text = serde_json::to_vec(&losses).expect("losses are numbers and strings");
+        atomic::write(&path, &text, Existing::Replace)?;
+        Ok(Some(losses))
+    }
+}
+
+/// Prints the table of held-out losses and returns it for provenance. `copied` marks the records that have a copy among the
+/// trained ones: their loss says how well they were learnt by heart, so the others are also shown alone.
+pub fn report_change(
+    roots: &[String],
+    before: &[RecordLoss],
+    after: &[RecordLoss],
+    copied: &[bool],
+    reporter: &Reporter,
+) -> BTreeMap<String, HeldOut> {
+    reporter.result(format!(
+        "\n{:<20} {:>8} {:>8} {:>9} {:>9} {:>22}",
+        "held out", "records", "tokens", "before", "after", "change (paired s.e.)"
+    ));
+    let changes = compare(roots, before, after);
+    let unseen = |losses: &[RecordLoss]| -> Vec<RecordLoss> {
+        losses.iter().zip(copied).filter(|(_, copied)| !**copied).map(|(l, _)| l.clone()).collect()
+    };
+    let unseen = compare(roots, &unseen(before), &unseen(after));
+    for change in &changes {
+        row(&change.root, change, reporter);
+        let alone = unseen.iter().find(|u| u.root == change.root);
+        let copies = change.records - alone.map_or(0, |u| u.records);
+        let fields = json!({"copied_records": copies, "unseen": alone});
+        let mut event = serde_json::to_value(change).expect("plain numbers");
+        event.as_object_mut().expect("a struct").append(&mut fields.as_object().expect("an object").clone());
+        reporter.event("held_out", event);
+        if let Some(alone) = alone.filter(|_| copies > 0) {
+            row(&format!("  without {copies} copies"), alone, reporter);
+        }
+    }
+    if changes.iter().map(|c| c.records).sum::<usize>() > unseen.iter().map(|c| c.records).sum() {
+        reporter.line("copies: held-out records whose very tokens were also trained; data.split_by = \"content\" keeps them apart");
+    }
+    let entry =
+        |c: RootChange| (c.root, HeldOut { before: c.before, after: c.after, standard_error: c.standard_error });
+    changes.into_iter().map(entry).collect()
+}
+
+fn row(name: &str, change: &RootChange, reporter: &Reporter) {
+    let RootChange { records, tokens, before, after, standard_error, .. } = change;
+    reporter.result(format!(
+        "{name:<20} {records:>8} {:>8} {before:>9.3} {after:>9.3} {:>22}",
+        group(*tokens),
+        format!("{:+.3} ({})", after - before, standard_error.map_or("n/a".into(), |e| format!("{e:.3}")))
+    ));
+}
+
+/// Writes the configured exports into the run folder; one that is there already is whole and stays. Their files by path
+/// within the run folder.
+///
+/// # Errors
+/// Classes `export`, `io`.
+pub fn export(
+    config: &Config,
+    folder: &RunFolder,
+    checkpoint: &Checkpoint,
+    engine: &Engine,
+    template: Option<&str>,
+    adapter: &Adapter,
+) -> Result<BTreeMap<PathBuf, FileHash>> {
+    let root = folder.file(EXPORT);
+    fs::create_dir_all(&root).map_err(|e| Error::io("create", &root, e))?;
+    let mut files = BTreeMap::new();
+    if config.export.adapter {
+        let dir = root.join("adapter");
+        if !dir.exists() {
+            export::adapter::write(adapter, &engine.model.spec, &config.model.base, &dir)?;
+        }
+        add_files(&dir, folder.path(), &mut files)?;
+    }
+    if config.export.merged {
+        let dir = root.join("merged");
+        if !dir.exists() {
+            export::merge::write(checkpoint, adapter, template, &dir, export::merge::MAX_SHARD_BYTES)?;
+        }
+        add_files(&dir, folder.path(), &mut files)?;
+    }
+    Ok(files)
+}
+
+fn add_files(dir: &Path, run: &Path, files: &mut BTreeMap<PathBuf, FileHash>) -> Result<()> {
+    for entry in fs::read_dir(dir).map_err(|e| Error::io("list", dir, e))? {
+        let path = entry.map_err(|e| Error::io("list", dir, e))?.path();
+        let name = path.strip_prefix(run).unwrap_or(&path).to_path_buf();
+        files.insert(name, FileHash::of(&path)?);
+    }
+    Ok(())
+}
+
+/// The last lines of a complete run.
+pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Duration, reporter: &Reporter) {
+    let run = folder.path().display();
+    let base = config.model.base.display();
+    // As it was called: it need not be on the PATH.
+    let program = std::env::args().next().unwrap_or_else(|| "tunehost".into());
+    reporter.result(format!(
+        "\n{} steps, {} tokens in {} ({:.0} tokens/s), padding {:.1}%; {} in all",
+        trained.progress.step,
+        group(trained.tokens as usize),
+        duration(trained.wall),
+        trained.tokens as f64 / trained.wall.as_secs_f64().max(1e-9),
+        100.0 * trained.padding,
+        duration(wall)
+    ));
+    reporter.result(format!("run folder  {run}"));
+    let (adapter, merged) = (folder.file(EXPORT).join("adapter"), folder.file(EXPORT).join("merged"));
+    if config.export.adapter {
+        reporter.result(format!("adapter     {}", adapter.display()));
+    }
+    if config.export.merged {
+        reporter.result(format!("merged      {}", merged.display()));
+    }
+    reporter.line("\nwhat to try next");
+    if config.export.adapter {
+        reporter.line(format!(
+            "  {program} generate {base} --adapter {} --prompt \"Good morning, how are you?\"",
+            adapter.display()
+        ));
+    }
+    if config.export.merged {
+        let data = config.data.sources[0].path.display();
+        let template = if config.data.template.is_some() { " --template base" } else { "" };
+        reporter.line(format!("  {program} score {}{template} --data {data}", merged.display()));
+    }
+    reporter.event(
+        "done",
+        json!({"run": run.to_string(), "steps": trained.progress.step, "tokens": trained.tokens,
+        "train_s": trained.wall.as_secs_f64(), "wall_s": wall.as_secs_f64(), "padding": trained.padding}),
+    );
+}

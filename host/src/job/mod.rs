@@ -1,0 +1,223 @@
+//! A whole run: prepare, train, evaluate, export; and the same from a checkpoint.
+
+mod finish;
+mod inputs;
+mod prepare;
+mod training;
+
+use crate::config::{self, Config, Resolved};
+use crate::corpus::Corpus;
+use crate::device;
+use crate::error::{Error, Result};
+use crate::model::adapter::Adapter;
+use crate::report::Reporter;
+use crate::run::atomic::{self, Existing};
+use crate::run::changes::refuse_changes;
+use crate::run::checkpoint::newest_whole;
+use crate::run::clock::utc_now;
+use crate::run::folder::{CHECKPOINTS, CONFIG, ORDER, RunFolder, TRUNCATION};
+use crate::run::manifest::OrderManifest;
+use crate::run::provenance::{Outcome, Provenance, Status};
+use crate::run::signal::StopRequest;
+use crate::train::engine::Engine;
+use crate::train::optimizer::AdamW;
+use crate::train::state;
+use prepare::Prepared;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+use training::{Loop, Progress};
+
+/// Runs a configuration in a new run folder: `run_dir`, or the next free one under `run.root`.
+///
+/// # Errors
+/// Whatever stopped it. Saved work stays, and provenance records the failure.
+pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporter) -> Result<()> {
+    let started = Instant::now();
+    let config = &resolved.config;
+    // Taken over before anything long starts: a first Ctrl-C never loses what was saved.
+    let stop = StopRequest::install()?;
+    if let Some(dir) = run_dir {
+        RunFolder::check_free(dir)?;
+    }
+    let mut prepared = Prepared::new(config, reporter)?;
+    let folder = match run_dir {
+        Some(dir) => RunFolder::create_at(dir)?,
+        None => RunFolder::create(&config.run.root, &config.name)?,
+    };
+    reporter.line(format!("run folder  {}", folder.path().display()));
+    reporter.event("run", json!({"folder": folder.path(), "steps": prepared.steps.len()}));
+    let provenance = inputs::provenance(&folder, resolved, &prepared)?;
+    atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
+    let report = serde_json::to_vec_pretty(&prepared.corpus.report).expect("a report is numbers and strings");
+    atomic::write(&folder.file(TRUNCATION), &report, Existing::Refuse)?;
+    provenance.write(&folder)?;
+    let session = Session { config, folder: &folder, stop: &stop, started };
+    session.conclude(provenance, reporter, |session, provenance, reporter| {
+        let engine = prepared.load_engine(config, reporter)?;
+        let adapter = Adapter::init(prepared.lora.clone(), config.train.seed, &engine.model.device);
+        let optimizer = AdamW::new(&config.train, &adapter);
+        let from = Progress { step: 0, adapter, optimizer };
+        session.train(&mut prepared, &engine, from, provenance, reporter)
+    })
+}
+
+/// Continues the run in `dir` from its newest whole checkpoint.
+///
+/// # Errors
+/// `run::changed` when anything that decides the result is not what it was, and whatever stops the run.
+pub fn resume(dir: &Path, reporter: &mut Reporter) -> Result<()> {
+    let started = Instant::now();
+    let stop = StopRequest::install()?;
+    let folder = RunFolder::open(dir)?;
+    let resolved = config::load(&folder.file(CONFIG), &[], &[])?;
+    let config = &resolved.config;
+    let mut provenance = Provenance::read(folder.path())?;
+    let mut prepared = Prepared::new(config, reporter)?;
+    refuse_changes(&provenance, &inputs::provenance(&folder, &resolved, &prepared)?)?;
+    let newest = newest_whole(&folder.file(CHECKPOINTS))?;
+    for broken in &newest.broken {
+        reporter.warn(format!("passed over: {broken}"));
+    }
+    let step = newest.checkpoint.as_ref().map_or(0, |(_, c)| c.step);
+    reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
+    provenance.resumed(step);
+    provenance.write(&folder)?;
+    let session = Session { config, folder: &folder, stop: &stop, started };
+    session.conclude(provenance, reporter, |session, provenance, reporter| {
+        let engine = prepared.load_engine(config, reporter)?;
+        let device = device::open(&config.model.device)?;
+        let (adapter, optimizer) = match &newest.checkpoint {
+            Some((path, c)) => {
+                state::from_files(&c.files, prepared.lora.clone(), &config.train, c.step, &device, path)?
+            }
+            None => {
+                let adapter = Adapter::init(prepared.lora.clone(), config.train.seed, &device);
+                let optimizer = AdamW::new(&config.train, &adapter);
+                (adapter, optimizer)
+            }
+        };
+        session.train(&mut prepared, &engine, Progress { step, adapter, optimizer }, provenance, reporter)
+    })
+}
+
+struct Session<'a> {
+    config: &'a Config,
+    folder: &'a RunFolder,
+    stop: &'a StopRequest,
+    started: Instant,
+}
+
+impl Session<'_> {
+    /// Runs `work` and writes how it ended into provenance, also when it failed.
+    fn conclude(
+        &self,
+        mut provenance: Provenance,
+        reporter: &mut Reporter,
+        work: impl FnOnce(&Self, &mut Provenance, &mut Reporter) -> Result<Outcome>,
+    ) -> Result<()> {
+        let result = work(self, &mut provenance, reporter);
+        reporter.finish_steps();
+        provenance.outcome = Some(match &result {
+            Ok(outcome) => outcome.clone(),
+            Err(error) => Outcome { reason: Some(error.to_string()), ..outcome(Status::Failed, self.saved_step()) },
+        });
+        match (provenance.write(self.folder), result) {
+            (_, Err(error)) => Err(self.with_resume_help(error)),
+            (written, Ok(_)) => written,
+        }
+    }
+
+    /// Steps of the newest whole checkpoint, 0 without one.
+    fn saved_step(&self) -> u64 {
+        newest_whole(&self.folder.file(CHECKPOINTS)).ok().and_then(|n| n.checkpoint).map_or(0, |(_, c)| c.step)
+    }
+
+    fn with_resume_help(&self, error: Error) -> Error {
+        match self.saved_step() {
+            0 => error,
+            step => error.help(format!(
+                "step {step} is saved; when the cause is gone: tunehost resume {}",
+                self.folder.path().display()
+            )),
+        }
+    }
+
+    fn train(
+        &self,
+        prepared: &mut Prepared,
+        engine: &Engine,
+        from: Progress,
+        provenance: &mut Provenance,
+        reporter: &mut Reporter,
+    ) -> Result<Outcome> {
+        self.commit_order(prepared)?;
+        let Prepared { corpus, steps, policies, checkpoint, .. } = prepared;
+        let corpus: &Corpus = corpus;
+        let held_out = corpus.evaluation(self.config.eval.max_records_per_root);
+        let evaluation = finish::Evaluation { folder: self.folder, engine, records: &held_out, stop: self.stop };
+        let first = from.step;
+        let before = evaluation.losses(None, 0, reporter)?;
+        if self.stop.is_set() {
+            return Ok(self.interrupted("a signal asked it to stop", first, reporter));
+        }
+        let parts = Loop {
+            config: self.config,
+            config_sha256: &provenance.config_sha256,
+            folder: self.folder,
+            engine,
+            records: &corpus.train,
+            stop: self.stop,
+        };
+        let trained = parts.train(steps, &mut policies.scheduler, from, reporter)?;
+        if let Some(gate) = &trained.gate {
+            provenance.verdicts.insert("inert adapter".into(), gate.clone());
+        }
+        let step = trained.progress.step;
+        if let Some(reason) = &trained.stopped {
+            return Ok(self.interrupted(reason, step, reporter));
+        }
+        let after = evaluation.losses(Some(&trained.progress.adapter), step, reporter)?;
+        if self.stop.is_set() {
+            return Ok(self.interrupted("a signal asked it to stop", step, reporter));
+        }
+        let mut outcome = outcome(Status::Finished, step);
+        if let (Some(before), Some(after)) = (&before, &after) {
+            outcome.held_out = finish::report_change(&corpus.roots, before, after, &corpus.copied(&held_out), reporter);
+        }
+        let template = corpus.template.as_ref().map(|t| t.source.as_str());
+        let adapter = &trained.progress.adapter;
+        outcome.exports = finish::export(self.config, self.folder, checkpoint, engine, template, adapter)?;
+        if first > 0 {
+            reporter.line(format!("(resumed after step {first}: speed and padding below are of the steps since)"));
+        }
+        finish::summary(self.config, self.folder, &trained, self.started.elapsed(), reporter);
+        Ok(outcome)
+    }
+
+    fn interrupted(&self, reason: &str, step: u64, reporter: &Reporter) -> Outcome {
+        let run = self.folder.path().display();
+        reporter.result(format!("stopped after step {step}: {reason}\nsaved; to go on: tunehost resume {run}"));
+        reporter.event("stopped", json!({"run": run.to_string(), "step": step, "reason": reason}));
+        Outcome { reason: Some(reason.into()), ..outcome(Status::Stopped, step) }
+    }
+
+    /// Writes the order of every epoch, or checks that it is the one written.
+    fn commit_order(&self, prepared: &Prepared) -> Result<()> {
+        let mut manifest = OrderManifest::open(&self.folder.file(ORDER))?;
+        let records = &prepared.corpus.train;
+        let epochs = prepared.steps.last().map_or(0, |last| last.epoch + 1);
+        for epoch in 0..epochs {
+            let steps = prepared.steps.iter().filter(|s| s.epoch == epoch);
+            let ids = |row: &Vec<u32>| row.iter().map(|i| records[*i as usize].id.clone()).collect();
+            let order = steps.map(|s| s.batches.iter().map(|b| b.rows.iter().map(ids).collect()).collect());
+            manifest.commit_epoch(epoch, order.collect())?;
+        }
+        Ok(())
+    }
+}
+
+fn outcome(status: Status, step: u64) -> Outcome {
+    Outcome { status, step, ended: utc_now(), reason: None, held_out: BTreeMap::new(), exports: BTreeMap::new() }
+}

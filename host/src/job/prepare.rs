@@ -1,0 +1,183 @@
+//! Everything a run needs before its first step, cheap checks first: what fails should fail before a large base is read.
+
+use crate::config::{Config, Recompute, RecomputeWord};
+use crate::corpus::{self, Corpus};
+use crate::device;
+use crate::error::{Error, Result};
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::TextConfig;
+use crate::model::lora::{LoraPlan, group};
+use crate::model::spec::ModelSpec;
+use crate::model::weights::Model;
+use crate::plugins::{CheckpointScheduler, Identity, Kind, Plan, PlanRequest, PluginRef, Sampler};
+use crate::report::{Reporter, bytes, duration};
+use crate::train::engine::Engine;
+use crate::train::steps::{Step, epoch_steps};
+use serde_json::json;
+use std::time::Instant;
+
+/// The sampler and the checkpoint scheduler of a run, loaded and configured.
+pub struct Policies {
+    /// Plans the epochs.
+    pub sampler: Sampler,
+    /// Decides when to save.
+    pub scheduler: CheckpointScheduler,
+}
+
+impl Policies {
+    /// Resolves and loads both plugins.
+    ///
+    /// # Errors
+    /// Class `plugin`.
+    pub fn load(config: &Config) -> Result<Self> {
+        let plugins = &config.plugins;
+        let resolve = |kind, name: &str| PluginRef::resolve(kind, name, &plugins.search_path);
+        let sampler = resolve(Kind::Sampler, &plugins.sampler)?;
+        let scheduler = resolve(Kind::CheckpointScheduler, &plugins.checkpoint_scheduler)?;
+        let settings = |kind: Kind| plugins.config.get(kind.config_key());
+        Ok(Self {
+            sampler: Sampler::load(&sampler, settings(Kind::Sampler))?,
+            scheduler: CheckpointScheduler::load(&scheduler, settings(Kind::CheckpointScheduler))?,
+        })
+    }
+
+    /// Which plugins they are.
+    pub fn identities(&self) -> [&Identity; 2] {
+        [self.sampler.identity(), self.scheduler.identity()]
+    }
+}
+
+/// What is known before the base is read.
+pub struct Prepared {
+    /// The base's shape.
+    pub text: TextConfig,
+    /// The base on disk.
+    pub checkpoint: Checkpoint,
+    /// The adapted modules.
+    pub lora: LoraPlan,
+    /// The records.
+    pub corpus: Corpus,
+    /// The plugins.
+    pub policies: Policies,
+    /// Optimiser steps of the whole run.
+    pub steps: Vec<Step>,
+    /// Ids of the records that the sampler left out, by epoch; epochs without any are not in it.
+    pub dropped: Vec<(u32, Vec<String>)>,
+}
+
+impl Prepared {
+    /// Checks and reads everything but the base's weights, and plans every epoch.
+    ///
+    /// # Errors
+    /// Classes `device`, `model`, `config`, `plugin`, `corpus`.
+    pub fn new(config: &Config, reporter: &Reporter) -> Result<Self> {
+        device::open(&config.model.device)?;
+        let mut policies = Policies::load(config)?;
+        let text = TextConfig::read(&config.model.base)?;
+        let checkpoint = Checkpoint::open(&config.model.base)?;
+        let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
+        let lora = LoraPlan::new(&config.lora, &spec)?;
+        reporter.line(format!(
+            "base        {}: {} parameters in {} layers",
+            config.model.base.display(),
+            group(spec.parameters()),
+            text.layers.len()
+        ));
+        if towers.parameters > 0 {
+            let (tensors, parameters) = (towers.names.len(), group(towers.parameters));
+            reporter
+                .line(format!("            {tensors} tensors of other towers ({parameters} parameters) stay on disk"));
+        }
+        reporter.line(format!("\n{}", lora.table()));
+
+        let started = Instant::now();
+        let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size)?;
+        reporter.line(corpus.report.to_string());
+        for warning in &corpus.warnings {
+            reporter.warn(warning);
+        }
+        reporter.line(format!(
+            "corpus      {} records to train on, {} held out, encoded in {}",
+            group(corpus.train.len()),
+            group(corpus.held_out.len()),
+            duration(started.elapsed())
+        ));
+        if corpus.train.is_empty() {
+            return Err(Error::new("corpus::nothing_to_train", "no record is left to train on"));
+        }
+        let (steps, dropped) = plan(config, &corpus, &mut policies.sampler)?;
+        for (epoch, ids) in &dropped {
+            let name = &policies.sampler.identity().name;
+            reporter.warn(format!("{name} leaves {} records out of epoch {epoch}, the first: {}", ids.len(), ids[0]));
+        }
+        let names = policies.identities().map(|p| format!("{} {} {}", p.kind.name(), p.name, p.version));
+        reporter.line(format!("plugins     {}", names.join(", ")));
+        reporter.line(format!("plan        {} optimiser steps", group(steps.len())));
+        Ok(Self { text, checkpoint, lora, corpus, policies, steps, dropped })
+    }
+
+    /// Reads the base's weights to the device.
+    ///
+    /// # Errors
+    /// Class `model`.
+    pub fn load_engine(&self, config: &Config, reporter: &mut Reporter) -> Result<Engine> {
+        let device = device::open(&config.model.device)?;
+        let started = Instant::now();
+        let total_bytes = self.checkpoint.entries().values().map(|e| e.size_bytes()).sum();
+        let mut read_bytes = 0;
+        let model = Model::load(self.text.clone(), &self.checkpoint, &device, &mut |read| {
+            read_bytes = read;
+            reporter.progress("bytes of the base", read, total_bytes);
+        })?;
+        reporter.finish_steps();
+        reporter.line(format!(
+            "device      {}: {} of weights loaded in {:.2} s",
+            config.model.device,
+            bytes(read_bytes),
+            started.elapsed().as_secs_f64()
+        ));
+        reporter.event("loaded", json!({"bytes": read_bytes, "seconds": started.elapsed().as_secs_f64()}));
+        let layers = model.layers.len();
+        let recompute_layers = match config.train.recompute {
+            Recompute::Word(RecomputeWord::All) => layers,
+            Recompute::Word(RecomputeWord::None) => 0,
+            Recompute::Layers(n) => n.min(layers),
+        };
+        Ok(Engine { model, recompute_layers, loss_chunk_rows: config.train.loss_chunk_rows })
+    }
+}
+
+/// The steps of all epochs, up to `train.max_steps`, and the ids of the records that the sampler dropped, by epoch.
+#[allow(clippy::type_complexity)] // two results of one pass
+fn plan(config: &Config, corpus: &Corpus, sampler: &mut Sampler) -> Result<(Vec<Step>, Vec<(u32, Vec<String>)>)> {
+    let lengths: Vec<u32> = corpus.train.iter().map(|r| r.ids.len() as u32).collect();
+    let roots: Vec<u32> = corpus.train.iter().map(|r| r.root).collect();
+    let limit = config.train.max_steps.map_or(usize::MAX, |n| n as usize);
+    let (mut steps, mut dropped) = (Vec::new(), Vec::new());
+    for epoch in 0..config.train.epochs {
+        if steps.len() >= limit {
+            break;
+        }
+        let plan: Plan = sampler.plan(&PlanRequest {
+            lengths: &lengths,
+            roots: &roots,
+            epoch,
+            seed: config.train.seed,
+            max_seq_len: config.data.max_seq_len as u32,
+            rows_per_batch: config.train.micro_batch,
+            accumulation: config.train.accumulation,
+            token_budget: None,
+        })?;
+        if !plan.dropped.is_empty() {
+            dropped.push((epoch, plan.dropped.iter().map(|i| corpus.train[*i as usize].id.clone()).collect()));
+        }
+        steps.extend(epoch_steps(epoch, &plan, config.train.accumulation));
+    }
+    steps.truncate(limit);
+    match steps.is_empty() {
+        true => Err(Error::new("plugin::empty_plan", format!("{} planned no step", config.plugins.sampler))
+            .expected("at least one micro-batch")
+            .help("all records may have been dropped; look at train.epochs, train.max_steps and data.max_seq_len")),
+        false => Ok((steps, dropped)),
+    }
+}

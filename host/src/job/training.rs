@@ -1,0 +1,213 @@
+//! The loop: steps, logs, gates, the scheduler's decisions, checkpoints.
+
+use crate::config::Config;
+use crate::corpus::Record;
+use crate::error::Result;
+use crate::model::adapter::Adapter;
+use crate::plugins::{CheckpointScheduler, StepInfo};
+use crate::report::{Reporter, StepView};
+use crate::run::checkpoint::{self, Checkpoint, Position};
+use crate::run::folder::{CHECKPOINTS, METRICS, RunFolder, TIMING};
+use crate::run::metrics::{StepLog, StepMetrics, StepTiming};
+use crate::run::signal::StopRequest;
+use crate::train::engine::Engine;
+use crate::train::gates::{self, Movement};
+use crate::train::optimizer::AdamW;
+use crate::train::state;
+use crate::train::steps::Step;
+use crate::train::trainer::Trainer;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Steps over which the shown speed is averaged.
+const SPEED_STEPS: usize = 20;
+
+/// Adapters and optimiser after `step` steps.
+pub struct Progress {
+    /// Steps done.
+    pub step: u64,
+    /// The adapters.
+    pub adapter: Adapter,
+    /// Their optimiser state.
+    pub optimizer: AdamW,
+}
+
+/// What the loop leaves.
+pub struct Trained {
+    /// The state after the last step that ran.
+    pub progress: Progress,
+    /// Why it ended before the last step, if it did.
+    pub stopped: Option<String>,
+    /// Tokens computed by this process.
+    pub tokens: u64,
+    /// Share of the rows' rectangles that a padding engine would have wasted.
+    pub padding: f64,
+    /// Time of this process's steps.
+    pub wall: Duration,
+    /// What the inert-adapter gate said, where it looked.
+    pub gate: Option<String>,
+}
+
+/// The parts of a run that the loop reads.
+pub struct Loop<'a> {
+    pub config: &'a Config,
+    pub config_sha256: &'a str,
+    pub folder: &'a RunFolder,
+    pub engine: &'a Engine,
+    pub records: &'a [Record],
+    pub stop: &'a StopRequest,
+}
+
+impl Loop<'_> {
+    /// Runs the steps after `from` until the last one, a signal, or the scheduler's stop.
+    ///
+    /// # Errors
+    /// Classes `gate`, `plugin`, `run`, `io`; what was saved stays.
+    pub fn train(
+        &self,
+        steps: &[Step],
+        scheduler: &mut CheckpointScheduler,
+        from: Progress,
+        reporter: &mut Reporter,
+    ) -> Result<Trained> {
+        let total = steps.len() as u64;
+        let Progress { step: first, adapter, optimizer } = from;
+        let mut trainer = Trainer {
+            config: &self.config.train,
+            engine: self.engine,
+            records: self.records,
+            total_steps: total,
+            adapter,
+            optimizer,
+        };
+        let mut metrics = StepLog::resume(&self.folder.file(METRICS), first)?;
+        let mut timing = StepLog::resume(&self.folder.file(TIMING), first)?;
+        let started = Instant::now();
+        let mut last_save = (Instant::now(), Duration::ZERO);
+        let mut recent: VecDeque<(u64, Duration)> = VecDeque::new();
+        let mut trained = Tally::default();
+        let mut stopped = None;
+        for index in first..total {
+            let step_started = Instant::now();
+            // B starts at zero, so the first step decides whether a gradient reaches it.
+            let before = (index == 0).then(|| gates::snapshot(&trainer.adapter));
+            let metric = trainer.step(index, &steps[index as usize])?;
+            if let Some(before) = before {
+                trained.gate = Some(self.inert_gate(&before, &trainer.adapter, reporter)?);
+            }
+            let wall = step_started.elapsed();
+            metrics.append(&metric)?;
+            let tokens_per_s = metric.tokens as f64 / wall.as_secs_f64();
+            timing.append(&StepTiming { step: metric.step, wall_ms: wall.as_secs_f64() * 1e3, tokens_per_s })?;
+            trained.add(metric.tokens, metric.padding);
+            recent.push_back((metric.tokens, wall));
+            if recent.len() > SPEED_STEPS {
+                recent.pop_front();
+            }
+
+            let decision = scheduler.after_step(&StepInfo {
+                step: metric.step,
+                total_steps: total,
+                wall_clock_ms: millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+                since_last_save_ms: millis(last_save.0.elapsed()),
+                last_save_cost_ms: millis(last_save.1),
+                loss: metric.loss,
+            })?;
+            reporter.step(view(&metric, total, &recent));
+            if metric.step < total {
+                if self.stop.is_set() {
+                    stopped = Some("a signal asked it to stop".to_string());
+                } else if decision.stop {
+                    stopped = Some(format!("the checkpoint scheduler stopped it: {}", decision.reason));
+                }
+            }
+            if decision.save || stopped.is_some() || metric.step == total {
+                let saving = Instant::now();
+                metrics.sync()?;
+                timing.sync()?;
+                self.save(metric.step, steps, &trainer)?;
+                last_save = (Instant::now(), saving.elapsed());
+            }
+            if stopped.is_some() {
+                break;
+            }
+        }
+        reporter.finish_steps();
+        let Trainer { adapter, optimizer, .. } = trainer;
+        Ok(Trained {
+            progress: Progress { step: optimizer.step, adapter, optimizer },
+            stopped,
+            tokens: trained.tokens,
+            padding: trained.padding(),
+            wall: started.elapsed(),
+            gate: trained.gate,
+        })
+    }
+
+    fn inert_gate(&self, before: &[Vec<f32>], adapter: &Adapter, reporter: &Reporter) -> Result<String> {
+        Ok(match gates::movement(before, adapter)? {
+            Movement::All => format!("all {} adapters moved in the first step", adapter.modules.len()),
+            Movement::SomeStill(paths) => {
+                let text = format!(
+                    "{} of {} adapters did not move in the first step: {}",
+                    paths.len(),
+                    adapter.modules.len(),
+                    paths.join(", ")
+                );
+                reporter.warn(&text);
+                text
+            }
+        })
+    }
+
+    fn save(&self, step: u64, steps: &[Step], trainer: &Trainer) -> Result<()> {
+        let position = match steps.get(step as usize) {
+            Some(next) => {
+                let before = steps[..step as usize].iter().rev().take_while(|s| s.epoch == next.epoch).count();
+                Position { epoch: next.epoch, step_in_epoch: before as u64 }
+            }
+            None => Position { epoch: self.config.train.epochs, step_in_epoch: 0 },
+        };
+        let files: BTreeMap<String, Vec<u8>> = state::to_files(&trainer.adapter, &trainer.optimizer)
+            .into_iter()
+            .map(|(name, bytes)| (name.to_string(), bytes))
+            .collect();
+        let checkpoint = Checkpoint { step, position, config_sha256: self.config_sha256.into(), files };
+        checkpoint::write(&self.folder.file(CHECKPOINTS), &checkpoint).map(drop)
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    tokens: u64,
+    rectangle: f64,
+    gate: Option<String>,
+}
+
+impl Tally {
+    fn add(&mut self, tokens: u64, padding: f64) {
+        self.tokens += tokens;
+        self.rectangle += tokens as f64 / (1.0 - padding);
+    }
+
+    fn padding(&self) -> f64 {
+        if self.rectangle > 0.0 { 1.0 - self.tokens as f64 / self.rectangle } else { 0.0 }
+    }
+}
+
+fn millis(d: Duration) -> u64 {
+    d.as_millis() as u64
+}
+
+fn view(metric: &StepMetrics, total: u64, recent: &VecDeque<(u64, Duration)>) -> StepView {
+    let tokens: u64 = recent.iter().map(|(tokens, _)| tokens).sum();
+    let wall: Duration = recent.iter().map(|(_, wall)| *wall).sum();
+    StepView {
+        step: metric.step,
+        total,
+        loss: metric.loss,
+        tokens_per_s: tokens as f64 / wall.as_secs_f64(),
+        padding: metric.padding,
+        left: wall.mul_f64((total - metric.step) as f64 / recent.len() as f64),
+    }
+}

@@ -1,0 +1,17 @@
+//! tunehost: LoRA tuning of Gemma-family mixture-of-experts models, with policy in sandboxed WebAssembly components.
+//!
+//! Data flows one way: config, corpus, sampler's plan, batches, engine, optimiser, scheduler, checkpoint, export.
+
+pub mod cli;
+pub mod config;
+pub mod corpus;
+pub mod device;
+pub mod error;
+pub mod export;
+pub mod generate;
+mod job;
+pub mod model;
+pub mod plugins;
+pub mod report;
+pub mod run;
+pub mod train;

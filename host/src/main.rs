@@ -1,0 +1,19 @@
+//! The `tunehost` command.
+
+use clap::Parser;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+use tunehost::cli;
+
+fn main() -> ExitCode {
+    // What plugins log: warnings, unless TUNEHOST_LOG says otherwise (`TUNEHOST_LOG=info`).
+    let filter = EnvFilter::try_from_env("TUNEHOST_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    match cli::execute(cli::Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
