@@ -1,0 +1,39 @@
+//! Running the `tunehost` binary on the bundled base and corpus.
+#![allow(dead_code)] // each test binary uses its own part of it
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+}
+
+/// `tunehost`, run in the repository.
+pub fn tunehost(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tunehost"));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Runs it to the end.
+pub fn output(args: &[&str]) -> Output {
+    tunehost(args).output().unwrap()
+}
+
+/// Runs it and wants success; standard output.
+pub fn ok(args: &[&str]) -> String {
+    let out = output(args);
+    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "tunehost {args:?}: {}\n{stdout}\n{stderr}", out.status);
+    stdout.into_owned()
+}
+
+/// Runs it and wants this exit code; standard error.
+pub fn fails(args: &[&str], code: i32) -> String {
+    let out = output(args);
+    let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(code), "tunehost {args:?}\n{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    stderr
+}

@@ -1,0 +1,140 @@
+//! What must hold of a training step whatever the model: losses are sums over a window, documents never see each other, no
+//! full logits exist, recompute changes no bit.
+
+use burn::tensor::Device;
+use std::path::Path;
+use tunehost::config::{LoraConfig, TrainConfig};
+use tunehost::corpus::Record;
+use tunehost::model::adapter::{Adapter, values};
+use tunehost::model::checkpoint::Checkpoint;
+use tunehost::model::config::TextConfig;
+use tunehost::model::lora::LoraPlan;
+use tunehost::model::weights::Model;
+use tunehost::train::batch::Batch;
+use tunehost::train::engine::{Engine, Gradients};
+use tunehost::train::gates::{Movement, movement, snapshot};
+use tunehost::train::optimizer::AdamW;
+use tunehost::train::steps::{MicroBatch, Step};
+use tunehost::train::trainer::Trainer;
+
+fn engine(recompute_layers: usize) -> Engine {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/golden/model");
+    let config = TextConfig::read(&dir).unwrap();
+    let model = Model::load(config, &Checkpoint::open(&dir).unwrap(), &Device::flex(), &mut |_| {}).unwrap();
+    Engine { model, recompute_layers, loss_chunk_rows: 7 }
+}
+
+/// Adapters whose B is not zero, so that every gradient is.
+fn adapter(engine: &Engine, dropout: f64) -> Adapter {
+    let config = LoraConfig { rank: 4, dropout, ..LoraConfig::default() };
+    let plan = LoraPlan::new(&config, &engine.model.spec).unwrap();
+    let mut adapter = Adapter::init(plan, 5, &engine.model.device);
+    for (i, pair) in adapter.modules.iter_mut().enumerate() {
+        pair.b = pair.b.clone().add_scalar(0.01 + 0.001 * i as f32);
+    }
+    adapter
+}
+
+fn record(id: usize, length: usize) -> Record {
+    let ids: Vec<u32> = (0..length).map(|t| 3 + ((t * 31 + id * 17 + t * t) % 690) as u32).collect();
+    let labels = ids.iter().enumerate().map(|(t, id)| if t < 2 { -100 } else { *id as i32 }).collect();
+    Record { id: format!("record-{id}"), root: 0, ids, labels }
+}
+
+fn flat(gradients: &Gradients) -> Vec<f32> {
+    gradients.modules.iter().flat_map(|g| g.as_ref().map(|g| [values(&g.a), values(&g.b)].concat()).unwrap()).collect()
+}
+
+fn batch(records: &[&Record]) -> Batch {
+    Batch::new(records.iter().map(|r| (&r.ids[..], &r.labels[..])))
+}
+
+#[test]
+fn recompute_gives_the_same_gradients_with_dropout_too() {
+    let (a, b) = (record(1, 30), record(2, 11));
+    let run = |recompute_layers, seed| {
+        let engine = engine(recompute_layers);
+        let mut gradients = Gradients::default();
+        engine.accumulate(&adapter(&engine, 0.3), &batch(&[&a, &b]), 1.0, seed, &mut gradients);
+        flat(&gradients)
+    };
+    let all = run(6, 1);
+    assert!(all == run(0, 1) && all == run(2, 1), "recompute = all, none and 2");
+    assert!(all != run(6, 2), "another dropout seed drops other elements");
+}
+
+#[test]
+fn a_window_is_one_mean_over_its_tokens_however_it_is_split() {
+    // Records of very different length: a mean of means would weigh the short one a hundred times too much.
+    let records = [record(1, 10), record(2, 90), record(3, 25)];
+    let engine = engine(6);
+    let run = |batches: Vec<Vec<Vec<u32>>>| {
+        let config = TrainConfig { warmup_steps: 0, lr: 1e-3, clip_norm: 0.0, ..TrainConfig::default() };
+        let adapter = adapter(&engine, 0.0);
+        let optimizer = AdamW::new(&config, &adapter);
+        let mut trainer =
+            Trainer { config: &config, engine: &engine, records: &records, total_steps: 1, adapter, optimizer };
+        let batches = batches.into_iter().map(|rows| MicroBatch { rows }).collect();
+        trainer.step(0, &Step { epoch: 0, batches }).unwrap()
+    };
+    let together = run(vec![vec![vec![0], vec![1], vec![2]]]);
+    let trained: usize = records.iter().map(|r| r.trained_tokens()).sum();
+    let sum: f64 =
+        records.iter().flat_map(|r| engine.losses(Some(&adapter(&engine, 0.0)), &batch(&[r]))).map(f64::from).sum();
+    assert!((together.loss - sum / trained as f64).abs() < 1e-6);
+    assert_eq!(together.trained_tokens as usize, trained);
+    for split in [vec![vec![vec![0]], vec![vec![1]], vec![vec![2]]], vec![vec![vec![0, 1]], vec![vec![2]]]] {
+        let apart = run(split);
+        assert!((apart.loss - together.loss).abs() < 1e-9);
+        assert!((apart.grad_norm - together.grad_norm).abs() < 1e-5 * together.grad_norm);
+    }
+}
+
+#[test]
+fn documents_never_see_each_other() {
+    let engine = engine(6);
+    let (a, changed, b) = (record(1, 23), record(4, 23), record(2, 40));
+    let logits = |records: &[&Record]| {
+        let all = values(&engine.logits(None, &batch(records)));
+        all[all.len() - b.ids.len() * engine.model.config.vocab_size..].to_vec()
+    };
+    let beside_a = logits(&[&a, &b]);
+    assert!(beside_a == logits(&[&changed, &b]), "document A changed at equal length");
+    assert!(beside_a == logits(&[&b]), "document B alone");
+    assert!(beside_a == logits(&[&a, &changed, &a, &b]), "more documents before it");
+}
+
+#[test]
+fn an_adapter_that_does_not_move_stops_the_run() {
+    let engine = engine(6);
+    let before = adapter(&engine, 0.0);
+    assert_eq!(movement(&snapshot(&before), &before).unwrap_err().code(), "gate::inert_adapter");
+    let mut after = before.clone();
+    for pair in &mut after.modules[1..] {
+        pair.b = pair.b.clone().mul_scalar(1.5);
+    }
+    let still = before.plan.modules[0].path.clone();
+    assert_eq!(movement(&snapshot(&before), &after).unwrap(), Movement::SomeStill(vec![still]));
+    after.modules[0].b = after.modules[0].b.clone().add_scalar(1.0);
+    assert_eq!(movement(&snapshot(&before), &after).unwrap(), Movement::All);
+}
+
+#[test]
+fn a_step_with_nothing_trained_or_no_finite_loss_is_not_applied() {
+    let engine = engine(6);
+    let mut untrained = record(1, 12);
+    untrained.labels.fill(-100);
+    let records = [untrained, record(2, 12)];
+    let config = TrainConfig::default();
+    let start = adapter(&engine, 0.0);
+    let optimizer = AdamW::new(&config, &start);
+    let mut trainer =
+        Trainer { config: &config, engine: &engine, records: &records, total_steps: 1, adapter: start, optimizer };
+    let step = |row: u32| Step { epoch: 0, batches: vec![MicroBatch { rows: vec![vec![row]] }] };
+    let e = trainer.step(0, &step(0)).unwrap_err();
+    assert_eq!(e.code(), "gate::nothing_trained");
+    assert!(e.to_string().contains("record-1"), "{e}");
+    trainer.adapter.modules[0].a = trainer.adapter.modules[0].a.clone().mul_scalar(f32::NAN);
+    assert_eq!(trainer.step(0, &step(1)).unwrap_err().code(), "gate::not_finite");
+    assert_eq!(trainer.optimizer.step, 0);
+}
