@@ -21,6 +21,9 @@ pub fn generate(args: &GenerateArgs) -> Result<()> {
     let (engine, adapter) = load::model(&args.model)?;
     let template = args.template.as_deref().unwrap_or("base");
     let encoder = Encoder::open(&args.model.model, Some(template), engine.model.config.vocab_size)?;
+    if let (Mode::Human, Some(template)) = (reporter.mode(), encoder.template()) {
+        eprintln!("chat template: {}", template.info().origin);
+    }
     let mut messages: Vec<Value> = Vec::new();
     if let Some(system) = &args.system {
         messages.push(json!({"role": "system", "content": system}));

@@ -51,13 +51,18 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         inputs.plugins.insert(plugin.kind.config_key().into(), record);
     }
     // Only one implementation is built in, so whatever the device asks for is what it gets, or the device is refused.
-    let flex = Implementation { requested: config.model.device.clone(), resolved: "cpu-f32".into() };
+    let flex = Implementation { requested: config.model.device.clone(), resolved: resolved_kernels() };
     let kernels = KERNELS.iter().map(|name| (name.to_string(), flex.clone())).collect();
     let mut provenance = Provenance::new(folder, resolved, inputs, Machine::cpu(rayon::current_num_threads()), kernels);
     for (epoch, ids) in &prepared.dropped {
         provenance.verdicts.insert(format!("records dropped by the sampler in epoch {epoch}"), ids.join(", "));
     }
     Ok(provenance)
+}
+
+/// The implementation that every kernel resolves to: f32 on the CPU with the instruction set that was detected.
+pub fn resolved_kernels() -> String {
+    format!("cpu-f32-{}", tunehost_kernels::simd::Isa::detect().name())
 }
 
 fn optional<'a>(base: &'a Path, names: &'a [&'a str]) -> impl Iterator<Item = std::path::PathBuf> + 'a {

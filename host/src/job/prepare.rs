@@ -136,6 +136,8 @@ impl Prepared {
             bytes(read_bytes),
             started.elapsed().as_secs_f64()
         ));
+        let kernels = super::inputs::resolved_kernels();
+        reporter.line(format!("kernels     {kernels} (requested: {})", config.model.device));
         reporter.event("loaded", json!({"bytes": read_bytes, "seconds": started.elapsed().as_secs_f64()}));
         let layers = model.layers.len();
         let recompute_layers = match config.train.recompute {
