@@ -127,7 +127,7 @@ def check_generation(model, tokenizer, base, adapter):
     """Greedy answers, with the adapter and without, token by token."""
     equal, tokens, differences = 0, 0, []
     for prompt in PROMPTS:
-        args = ["--prompt", prompt, "--max-new-tokens", NEW_TOKENS, "--json"]
+        args = ["--prompt", prompt, "--max-new-tokens", NEW_TOKENS, "--prompt-form", "generation", "--json"]
         answers = map(json.loads, tunehost("generate", base, "--adapter", adapter, *args).splitlines())
         answers = {answer["model"]: answer for answer in answers if answer["event"] == "answer"}
         ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False)
