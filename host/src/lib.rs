@@ -9,6 +9,7 @@ pub mod device;
 pub mod error;
 pub mod export;
 pub mod generate;
+pub mod hash;
 mod job;
 pub mod model;
 pub mod plugins;

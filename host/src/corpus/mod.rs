@@ -22,7 +22,6 @@ use crate::error::{Error, Result};
 use length::LengthLimit;
 use rayon::prelude::*;
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -235,14 +234,6 @@ fn read_json(path: &Path) -> Result<Option<serde_json::Value>> {
     let value = serde_json::from_str(&text)
         .map_err(|e| Error::new("corpus::bad_json", format!("{}: {e}", path.display())).source(e))?;
     Ok(Some(value))
-}
-
-fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The committed base, corpus and templates.

@@ -101,7 +101,7 @@ impl Lines {
 
     /// Bytes read so far and their sha256.
     pub fn finish(self) -> (u64, String) {
-        (self.bytes, super::hex(&self.hasher.finalize()))
+        (self.bytes, crate::hash::hex(&self.hasher.finalize()))
     }
 }
 
@@ -313,7 +313,7 @@ mod tests {
             let chunk = lines.next_chunk()?;
             if chunk.is_empty() {
                 let (size, sha256) = lines.finish();
-                assert_eq!((size, sha256), (bytes.len() as u64, super::super::sha256(bytes)));
+                assert_eq!((size, sha256), (bytes.len() as u64, crate::hash::sha256(bytes)));
                 return Ok(all);
             }
             all.extend(chunk);

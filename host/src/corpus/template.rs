@@ -61,7 +61,7 @@ impl ChatTemplate {
             let path = Path::new(choice);
             (choice.to_string(), std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?)
         };
-        let base_sha256 = shipped.map(|(_, text)| super::sha256(text.as_bytes()));
+        let base_sha256 = shipped.map(|(_, text)| crate::hash::sha256(text.as_bytes()));
         Self::new(&source, origin, base_sha256, tokenizer.special_tokens().clone())
     }
 
@@ -77,7 +77,7 @@ impl ChatTemplate {
     ) -> Result<Self> {
         let info = TemplateInfo {
             source: source.to_string(),
-            sha256: super::sha256(source.as_bytes()),
+            sha256: crate::hash::sha256(source.as_bytes()),
             base_sha256,
             reads_clock: source.contains("strftime_now"),
             origin,

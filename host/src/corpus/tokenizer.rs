@@ -60,7 +60,7 @@ impl Tokenizer {
         let empty = inner.encode("", true).map_err(failed)?;
         let adds_bos = bos.is_some() && empty.get_ids().first().copied() == bos;
         let text_bos = bos.filter(|_| config.get("add_bos_token") != Some(&Value::Bool(false)));
-        Ok(Some(Self { inner, special, adds_bos, text_bos, sha256: super::sha256(&bytes) }))
+        Ok(Some(Self { inner, special, adds_bos, text_bos, sha256: crate::hash::sha256(&bytes) }))
     }
 
     /// The ids of `text` with nothing put in front or behind; special tokens spelled out in it become their ids.

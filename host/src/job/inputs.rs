@@ -3,8 +3,8 @@
 use super::prepare::Prepared;
 use crate::config::Resolved;
 use crate::error::Result;
+use crate::hash::FileHash;
 use crate::run::folder::RunFolder;
-use crate::run::hash::FileHash;
 use crate::run::machine::Machine;
 use crate::run::provenance::{Implementation, Inputs, PluginRecord, Provenance};
 use std::path::Path;

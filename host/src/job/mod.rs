@@ -119,13 +119,18 @@ impl Session<'_> {
     ) -> Result<()> {
         let result = work(self, &mut provenance, reporter);
         reporter.finish_steps();
-        provenance.outcome = Some(match &result {
-            Ok(outcome) => outcome.clone(),
-            Err(error) => Outcome { reason: Some(error.to_string()), ..outcome(Status::Failed, self.saved_step()) },
-        });
-        match (provenance.write(self.folder), result) {
-            (_, Err(error)) => Err(self.with_resume_help(error)),
-            (written, Ok(_)) => written,
+        match result {
+            Ok(outcome) => {
+                provenance.outcome = Some(outcome);
+                provenance.write(self.folder)
+            }
+            Err(error) => {
+                let step = self.saved_step();
+                provenance.outcome = Some(Outcome { reason: Some(error.to_string()), ..outcome(Status::Failed, step) });
+                // The error that matters is the first one.
+                _ = provenance.write(self.folder);
+                Err(self.with_resume_help(error, step))
+            }
         }
     }
 
@@ -134,8 +139,8 @@ impl Session<'_> {
         newest_whole(&self.folder.file(CHECKPOINTS)).ok().and_then(|n| n.checkpoint).map_or(0, |(_, c)| c.step)
     }
 
-    fn with_resume_help(&self, error: Error) -> Error {
-        match self.saved_step() {
+    fn with_resume_help(&self, error: Error, saved_step: u64) -> Error {
+        match saved_step {
             0 => error,
             step => error.help(format!(
                 "step {step} is saved; when the cause is gone: tunehost resume {}",

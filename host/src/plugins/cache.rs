@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-use super::reference::{PluginRef, hex};
+use super::reference::PluginRef;
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 16] = b"tunehost-code-1\n";
@@ -41,7 +41,7 @@ pub(super) fn component_in(folder: &Path, engine: &Engine, plugin: &PluginRef) -
     };
     let engine_hash = engine_hash(engine);
     let identity: [&[u8]; 3] = [MAGIC, &engine_hash, plugin.identity().sha256.as_bytes()];
-    let path = folder.join(format!("{}-{}.code", plugin.identity().sha256, &hex(&engine_hash)[..16]));
+    let path = folder.join(format!("{}-{}.code", plugin.identity().sha256, &crate::hash::hex(&engine_hash)[..16]));
     if let Some(component) = read(&path, &key, identity, engine) {
         return Ok((component, true));
     }

@@ -4,8 +4,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
 use super::{Kind, Metadata, bundled, listing};
 use crate::error::{Error, Result};
 
@@ -123,7 +121,7 @@ impl PluginRef {
             version: metadata.version.unwrap_or_else(|| "unknown".into()),
             kind: metadata.kind,
             contract: metadata.contract,
-            sha256: hex(&Sha256::digest(&bytes)),
+            sha256: crate::hash::sha256(&bytes),
             origin,
         };
         Ok(Self { identity, bytes })
@@ -187,9 +185,4 @@ fn parse_pin(pin: &str, spec: &str) -> Result<String> {
 /// A file's name without folder and extension.
 fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
-}
-
-/// Lower case hex digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,10 +1,10 @@
 //! What must be as it was for a run to go on: a resumed run ends with the bytes of one that never stopped, or is
 //! refused.
 
-use super::hash::{FileHash, sha256};
 use super::provenance::Provenance;
 use crate::config::{Config, PLUGIN_KINDS, entries, holds_path};
 use crate::error::{Error, Result};
+use crate::hash::{FileHash, sha256};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 

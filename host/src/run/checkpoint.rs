@@ -4,8 +4,8 @@
 //! What the files mean is the caller's: adapters, optimiser state, random generators, plugin state.
 
 use super::atomic::{make_beside, make_first_free, sync_folder, taken, write_synced};
-use super::hash::sha256;
 use crate::error::{Error, Result};
+use crate::hash::sha256;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;

@@ -37,7 +37,8 @@ pub struct StepMetrics {
     pub tokens: u64,
     /// Tokens that the loss is a mean of.
     pub trained_tokens: u64,
-    /// Share of the computed positions that were padding, 0 to 1.
+    /// Share of the rows' rectangles that a padding engine would have computed for nothing, 0 to 1; this one computes no
+    /// padding.
     pub padding: f64,
 }
 

@@ -9,7 +9,6 @@ pub mod changes;
 pub mod checkpoint;
 pub mod clock;
 pub mod folder;
-pub mod hash;
 pub mod machine;
 pub mod manifest;
 pub mod metrics;
