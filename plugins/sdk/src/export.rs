@@ -6,7 +6,7 @@ use std::sync::Once;
 use std::thread::LocalKey;
 
 use crate::bindings::common::tunehost::plugin::host;
-use crate::{Decision, Plan, PlanRequest, StepInfo};
+use crate::{CaseFile, Chunk, Decision, ExportPlan, Plan, PlanRequest, Ruling, StepInfo, Tuned, Verdicts};
 
 /// What every plugin has.
 pub trait Plugin: Sized {
@@ -30,6 +30,33 @@ pub trait Sampler: Plugin {
 pub trait CheckpointScheduler: Plugin {
     /// Called after every optimiser step.
     fn after_step(&mut self, info: StepInfo) -> Result<Decision, String>;
+}
+
+/// Decides which records a run trains on.
+pub trait CorpusFilter: Plugin {
+    /// Judge one chunk; the rules stand in `wit/corpus-filter.wit`.
+    fn filter(&mut self, chunk: Chunk) -> Result<Verdicts, String>;
+}
+
+/// Decides whether a run may train on corpora that something stands against.
+pub trait Eligibility: Plugin {
+    /// Rule on the run; the rules stand in `wit/eligibility.wit`.
+    fn rule(&mut self, case: CaseFile) -> Result<Ruling, String>;
+}
+
+/// Decides what is written when a tuned model leaves tunehost.
+pub trait Exporter: Plugin {
+    /// Lay out the export; the rules stand in `wit/exporter.wit`.
+    fn plan(&mut self, tuned: Tuned) -> Result<ExportPlan, String>;
+}
+
+/// What a plugin remembers from call to call; exported with `export_checkpoint_scheduler!(Type, with memory)`.
+pub trait Memory: Plugin {
+    /// Everything remembered, at most 65,536 bytes.
+    fn save(&mut self) -> Result<Vec<u8>, String>;
+
+    /// Take up what [`Memory::save`] gave.
+    fn restore(&mut self, state: Vec<u8>) -> Result<(), String>;
 }
 
 /// The one instance of a component.
@@ -65,9 +92,25 @@ macro_rules! export_sampler {
     };
 }
 
-/// Export a type as a component of the world `checkpoint-scheduler`.
+/// Export a type as a component of the world `checkpoint-scheduler`; one that implements [`Memory`] with
+/// `export_checkpoint_scheduler!(Type, with memory)`.
 #[macro_export]
 macro_rules! export_checkpoint_scheduler {
+    ($plugin:ty, with memory) => {
+        $crate::export_checkpoint_scheduler!($plugin);
+
+        impl $crate::macro_support::memory::exports::tunehost::plugin::memory::Guest for __Exported {
+            fn save() -> Result<Vec<u8>, String> {
+                $crate::macro_support::with_plugin(&__PLUGIN, |plugin| $crate::Memory::save(plugin))
+            }
+
+            fn restore(state: Vec<u8>) -> Result<(), String> {
+                $crate::macro_support::with_plugin(&__PLUGIN, |plugin| $crate::Memory::restore(plugin, state))
+            }
+        }
+
+        $crate::macro_support::memory::export_memory!(__Exported);
+    };
     ($plugin:ty) => {
         $crate::__export_plugin!($plugin);
 
@@ -80,6 +123,54 @@ macro_rules! export_checkpoint_scheduler {
         }
 
         $crate::macro_support::checkpoint_scheduler::export_scheduling!(__Exported);
+    };
+}
+
+/// Export a type as a component of the world `corpus-filter`.
+#[macro_export]
+macro_rules! export_corpus_filter {
+    ($plugin:ty) => {
+        $crate::__export_plugin!($plugin);
+
+        impl $crate::macro_support::corpus_filter::exports::tunehost::plugin::filtering::Guest for __Exported {
+            fn filter(chunk: $crate::Chunk) -> Result<$crate::Verdicts, String> {
+                $crate::macro_support::with_plugin(&__PLUGIN, |plugin| $crate::CorpusFilter::filter(plugin, chunk))
+            }
+        }
+
+        $crate::macro_support::corpus_filter::export_filtering!(__Exported);
+    };
+}
+
+/// Export a type as a component of the world `eligibility`.
+#[macro_export]
+macro_rules! export_eligibility {
+    ($plugin:ty) => {
+        $crate::__export_plugin!($plugin);
+
+        impl $crate::macro_support::eligibility::exports::tunehost::plugin::ruling::Guest for __Exported {
+            fn rule(case: $crate::CaseFile) -> Result<$crate::Ruling, String> {
+                $crate::macro_support::with_plugin(&__PLUGIN, |plugin| $crate::Eligibility::rule(plugin, case))
+            }
+        }
+
+        $crate::macro_support::eligibility::export_ruling!(__Exported);
+    };
+}
+
+/// Export a type as a component of the world `exporter`.
+#[macro_export]
+macro_rules! export_exporter {
+    ($plugin:ty) => {
+        $crate::__export_plugin!($plugin);
+
+        impl $crate::macro_support::exporter::exports::tunehost::plugin::exporting::Guest for __Exported {
+            fn plan(tuned: $crate::Tuned) -> Result<$crate::ExportPlan, String> {
+                $crate::macro_support::with_plugin(&__PLUGIN, |plugin| $crate::Exporter::plan(plugin, tuned))
+            }
+        }
+
+        $crate::macro_support::exporter::export_exporting!(__Exported);
     };
 }
 

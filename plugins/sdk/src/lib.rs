@@ -26,13 +26,15 @@ mod export;
 mod plan;
 mod rng;
 
-pub use bindings::{Decision, Plan, PlanRequest, StepInfo};
-pub use export::{CheckpointScheduler, Plugin, Sampler};
+pub use bindings::{
+    Action, CaseFile, Chunk, Decision, Dtype, ExportPlan, Plan, PlanRequest, Ruling, Source, StepInfo, Tuned, Verdicts,
+};
+pub use export::{CheckpointScheduler, CorpusFilter, Eligibility, Exporter, Memory, Plugin, Sampler};
 pub use rng::SplitMix64;
 
 #[doc(hidden)]
 pub mod macro_support {
-    pub use crate::bindings::{checkpoint_scheduler, common, sampler};
+    pub use crate::bindings::{checkpoint_scheduler, common, corpus_filter, eligibility, exporter, memory, sampler};
     pub use crate::export::{configure, with_plugin};
 }
 
