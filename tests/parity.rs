@@ -260,8 +260,10 @@ fn an_adapter_written_here_reads_back_bit_for_bit() {
     let out = tempfile::tempdir().unwrap();
     let dir = out.path().join("adapter");
     // Relative to this package's folder, where tests run.
-    let base = Path::new("../tests/fixtures/golden/model");
-    export::adapter::write(&adapter, spec, base, &dir).unwrap();
+    let checkpoint = Checkpoint::open(Path::new("../tests/fixtures/golden/model")).unwrap();
+    let exporter = PluginRef::resolve(Kind::Exporter, "peft-adapter", &[]).unwrap();
+    let plan = Exporter::load(&exporter, None).unwrap().plan(&export::tuned(&adapter, spec, &checkpoint).unwrap());
+    export::carry_out(&plan.unwrap(), &adapter, &checkpoint, &dir).unwrap();
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(dir.join(peft::CONFIG_FILE)).unwrap()).unwrap();
     let recorded = Path::new(config["base_model_name_or_path"].as_str().unwrap());

@@ -5,14 +5,17 @@ use crate::config;
 use crate::corpus;
 use crate::error::Result;
 use crate::model::config::TextConfig;
-use crate::plugins::{Kind, PlanRequest, PluginRef, Sampler, mixture};
+use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, mixture};
 
 pub fn batches(args: &BatchesArgs) -> Result<()> {
     let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
-    let plugin = PluginRef::resolve(Kind::Sampler, &config.plugins.sampler, &config.plugins.search_path)?;
-    let mut sampler = Sampler::load(&plugin, config.plugins.config.get(Kind::Sampler.config_key()))?;
+    let plugins = &config.plugins;
+    let find = |kind: Kind| PluginRef::resolve(kind, plugins.of(kind.config_key()), &plugins.search_path);
+    let settings = |kind: Kind| plugins.config.get(kind.config_key());
+    let mut sampler = Sampler::load(&find(Kind::Sampler)?, settings(Kind::Sampler))?;
+    let mut filter = CorpusFilter::load(&find(Kind::CorpusFilter)?, settings(Kind::CorpusFilter))?;
     let text = TextConfig::read(&config.model.base)?;
-    let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size)?;
+    let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size, &mut filter)?;
     let lengths: Vec<u32> = corpus.train.iter().map(|record| record.ids.len() as u32).collect();
     let roots: Vec<u32> = corpus.train.iter().map(|record| record.root).collect();
     let request = PlanRequest {

@@ -1,10 +1,11 @@
 //! A path in a file is relative to that file, a path on the command line to the current directory.
 
-use super::{Config, Origin, keys};
+use super::{Config, Origin, PLUGIN_KINDS, keys};
 use std::path::{Component, Path, PathBuf};
 
 /// Whether a plugin is named by a path, not by the name of a bundled or installed one.
 pub fn is_plugin_path(plugin: &str) -> bool {
+    let plugin = plugin.split_once("@sha256:").map_or(plugin, |(plugin, _)| plugin);
     plugin.contains(std::path::is_separator) || plugin.ends_with(".wasm")
 }
 
@@ -44,12 +45,9 @@ fn for_each_path(config: &mut Config, change: &mut dyn FnMut(&str, &Path) -> Pat
     if let Some(template) = config.data.template.as_mut().filter(|template| *template != "base") {
         *template = into_string(change("data.template", Path::new(template)));
     }
-    for (key, plugin) in [
-        ("plugins.sampler", &mut config.plugins.sampler),
-        ("plugins.checkpoint_scheduler", &mut config.plugins.checkpoint_scheduler),
-    ] {
+    for (kind, plugin) in PLUGIN_KINDS.into_iter().zip(config.plugins.named_mut()) {
         if is_plugin_path(plugin) {
-            *plugin = into_string(change(key, Path::new(plugin)));
+            *plugin = into_string(change(&keys::join("plugins", kind), Path::new(plugin)));
         }
     }
     for (i, folder) in config.plugins.search_path.iter_mut().enumerate() {

@@ -241,7 +241,7 @@ impl Default for TrainConfig {
 }
 
 /// The kinds of plugin, as the keys of `[plugins]` and `[plugins.config]` spell them; `--plugins` writes `-` for `_`.
-pub const PLUGIN_KINDS: [&str; 2] = ["sampler", "checkpoint_scheduler"];
+pub const PLUGIN_KINDS: [&str; 5] = ["sampler", "checkpoint_scheduler", "corpus_filter", "eligibility", "exporter"];
 
 /// The component of each kind, by name or path, and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -251,6 +251,12 @@ pub struct PluginsConfig {
     pub sampler: String,
     /// Decides when to save.
     pub checkpoint_scheduler: String,
+    /// Decides which records are trained, and as what.
+    pub corpus_filter: String,
+    /// Decides whether a run may train on corpora that something stands against.
+    pub eligibility: String,
+    /// Lays out the exported adapter.
+    pub exporter: String,
     /// Folders looked in before the bundled plugins.
     pub search_path: Vec<PathBuf>,
     /// Settings handed to a plugin as JSON, by kind ([`PLUGIN_KINDS`]): `[plugins.config.sampler]`.
@@ -262,9 +268,32 @@ impl Default for PluginsConfig {
         Self {
             sampler: "bucket-to-pair".into(),
             checkpoint_scheduler: "wall-clock".into(),
+            corpus_filter: "keep-all".into(),
+            eligibility: "strict".into(),
+            exporter: "peft-adapter".into(),
             search_path: Vec::new(),
             config: BTreeMap::new(),
         }
+    }
+}
+
+impl PluginsConfig {
+    /// The plugin of each kind, in the order of [`PLUGIN_KINDS`].
+    pub fn named(&self) -> [&String; 5] {
+        let Self { sampler, checkpoint_scheduler, corpus_filter, eligibility, exporter, .. } = self;
+        [sampler, checkpoint_scheduler, corpus_filter, eligibility, exporter]
+    }
+
+    /// As [`PluginsConfig::named`], to be changed.
+    pub fn named_mut(&mut self) -> [&mut String; 5] {
+        let Self { sampler, checkpoint_scheduler, corpus_filter, eligibility, exporter, .. } = self;
+        [sampler, checkpoint_scheduler, corpus_filter, eligibility, exporter]
+    }
+
+    /// The plugin of the kind whose key is `kind`, one of [`PLUGIN_KINDS`].
+    pub fn of(&self, kind: &str) -> &str {
+        let position = PLUGIN_KINDS.iter().position(|known| *known == kind).expect("a kind of plugin");
+        self.named()[position]
     }
 }
 

@@ -61,9 +61,9 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
     check.that(train.clip_norm >= 0.0, "train.clip_norm", &train.clip_norm, "0 (no clipping) or more")?;
     check.that(train.loss_chunk_rows >= 1, "train.loss_chunk_rows", &train.loss_chunk_rows, "1 row or more")?;
 
-    check.that(!plugins.sampler.is_empty(), "plugins.sampler", &plugins.sampler, "a name or a path")?;
-    let scheduler = &plugins.checkpoint_scheduler;
-    check.that(!scheduler.is_empty(), "plugins.checkpoint_scheduler", scheduler, "a name or a path")?;
+    for (kind, plugin) in PLUGIN_KINDS.into_iter().zip(plugins.named()) {
+        check.that(!plugin.is_empty(), &keys::join("plugins", kind), plugin, "a name or a path")?;
+    }
     if let Some(kind) = plugins.config.keys().find(|kind| !PLUGIN_KINDS.contains(&kind.as_str())) {
         let key = keys::join("plugins.config", kind);
         let message = format!("{}: unknown key `{key}`", origin(&key));

@@ -1,9 +1,12 @@
-//! From JSONL files to tokens and labels: read, render, find what is trained, tokenise, cut, split.
+//! From JSONL files to tokens and labels: read, render, find what is trained, tokenise, filter, cut, split.
 //!
-//! [`load`] is the whole path. Nothing here knows how records are ordered or batched.
+//! [`load()`] is the whole path. Nothing here knows how records are ordered or batched.
 
 mod encode;
+mod file;
+mod filter;
 mod length;
+mod load;
 mod python;
 mod reader;
 mod spans;
@@ -12,17 +15,17 @@ mod template;
 mod tokenizer;
 
 pub use encode::{Encoder, NOT_TRAINED, PromptForm, Record};
+pub use filter::{FilterReport, Filtered, RootFiltered};
 pub use length::{Refusal, RootReport, TruncationReport};
+pub use load::load;
 pub use spans::EndOfTurn;
 pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
 
-use crate::config::{DataConfig, SplitBy};
+use crate::config::SplitBy;
 use crate::error::{Error, Result};
-use length::LengthLimit;
-use rayon::prelude::*;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// The records of a run and how they came about.
@@ -34,6 +37,8 @@ pub struct Corpus {
     pub train: Vec<Record>,
     /// Records kept out of training, by root and then in hash order.
     pub held_out: Vec<Record>,
+    /// What the filter left out and replaced.
+    pub filtered: FilterReport,
     /// What the length limit cost.
     pub report: TruncationReport,
     /// The files.
@@ -74,155 +79,27 @@ impl Corpus {
     }
 }
 
-/// Reads, renders, tokenises, cuts and splits all sources of `config` for the model in the folder `base`, whose embedding
-/// has `vocab_size` rows.
-///
-/// # Errors
-/// Class `corpus`, naming file, line and record: a line that cannot be read, a duplicate id, messages without a template,
-/// a template and a tokenizer that do not fit, a token beyond the vocabulary, a file that leaves nothing to train.
-/// A record whose trained part cannot be decided is no error: it stands in the report's `refused`.
-pub fn load(config: &DataConfig, base: &Path, vocab_size: usize) -> Result<Corpus> {
-    let encoder = Encoder::open(base, config.template.as_deref(), vocab_size)?;
-    let mut warnings = encoder.warnings()?;
-    let mut roots: Vec<String> = Vec::new();
-    for source in &config.sources {
-        if !roots.contains(&source.root) {
-            roots.push(source.root.clone());
-        }
-    }
-    let mut limit = LengthLimit::new(config.max_seq_len, config.overlong, &roots);
-    let mut seen: HashMap<String, String> = HashMap::new();
-    let (mut train, mut held_out, mut files) = (Vec::new(), Vec::new(), Vec::new());
-    for source in &config.sources {
-        let root = roots.iter().position(|root| *root == source.root).unwrap_or_default();
-        let (mut kept, mut refusal) = (0, None);
-        let mut file = encode_file(&encoder, &source.path, root as u32, config.split_by, |mut encoded| {
-            // Files of the same name in two folders: records without an id of their own are told apart by their root.
-            if !encoded.named && seen.contains_key(&encoded.id) {
-                encoded.id = format!("{}/{}", source.root, encoded.id);
-                if let Ok(record) = &mut encoded.record {
-                    record.id = encoded.id.clone();
-                }
-            }
-            let place = format!("{}:{}", source.path.display(), encoded.line);
-            if let Some(first) = seen.insert(encoded.id.clone(), place.clone()) {
-                let message = format!("{place}: the id {:?} stands at {first} too", encoded.id);
-                return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus")
-                    .help("records without an `id` are named after their file and line, and after their root where that is taken"));
-            }
-            let record = match encoded.record {
-                Ok(record) => record,
-                Err(error) if error.code() == "corpus::undecidable_spans" => {
-                    refusal.get_or_insert_with(|| error.message().to_string());
-                    limit.refuse(encoded.id, root as u32, error.message().to_string());
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-            if let Some(record) = limit.apply(record).map_err(|e| e.at(&place))? {
-                kept += 1;
-                match split::is_held_out(encoded.key, config.held_out) {
-                    true => held_out.push((encoded.key, record)),
-                    false => train.push(record),
-                }
-            }
-            Ok(())
-        })?;
-        if kept == 0 {
-            let refusal = refusal.map_or(String::new(), |reason| format!("; the first refusal: {reason}"));
-            let message = format!("{}: none of its {} records can be trained", source.path.display(), file.records);
-            return Err(Error::new("corpus::nothing_to_train", message + &refusal)
-                .expected("records with an assistant turn, or text, within data.max_seq_len"));
-        }
-        file.root = source.root.clone();
-        files.push(file);
-    }
-    held_out.sort_by_key(|(key, record): &(u64, Record)| (record.root, *key));
-    let held_out: Vec<Record> = held_out.into_iter().map(|(_, record)| record).collect();
-    for (index, root) in roots.iter().enumerate() {
-        let none = |records: &[Record]| !records.iter().any(|record| record.root as usize == index);
-        if none(&train) {
-            warnings.push(format!("root {root}: every record is held out, none is trained"));
-        }
-        if config.held_out > 0.0 && none(&held_out) {
-            warnings.push(format!("root {root}: no record is held out, it cannot be evaluated"));
-        }
-    }
-    let report = limit.finish();
-    if !report.refused.is_empty() {
-        let first = &report.refused[0].reason;
-        warnings.push(format!("records refused and not trained: {}; the first: {first}", report.refused.len()));
-    }
-    Ok(Corpus {
-        roots,
-        train,
-        held_out,
-        report,
-        files,
-        template: encoder.template().map(|template| template.info().clone()),
-        tokenizer_sha256: encoder.tokenizer().ok().map(|tokenizer| tokenizer.sha256().to_string()),
-        warnings,
-    })
-}
-
 /// The records of one file at full length, in order, for scoring.
 ///
 /// # Errors
 /// As [`load`], and `corpus::undecidable_spans`.
 pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>> {
     let mut records = Vec::new();
-    encode_file(encoder, path, 0, SplitBy::default(), |encoded| {
-        records.push(encoded.record?);
-        Ok(())
+    file::encode_file(encoder, path, 0, SplitBy::default(), |lines| {
+        lines.into_iter().try_for_each(|(_, record)| {
+            records.push(record?);
+            Ok(())
+        })
     })?;
     Ok(records)
 }
 
-/// One line's outcome: the record, or why there is none.
-struct EncodedLine {
-    id: String,
-    /// Whether the id is the record's own.
-    named: bool,
-    line: u64,
-    key: u64,
-    record: Result<Record>,
-}
-
-/// Encodes a file on all cores, chunk by chunk, and hands the records to `each` in the order of the file.
-fn encode_file(
-    encoder: &Encoder,
-    path: &Path,
-    root: u32,
-    by: SplitBy,
-    mut each: impl FnMut(EncodedLine) -> Result<()>,
-) -> Result<FileInfo> {
-    let mut lines = reader::Lines::open(path)?;
-    let mut records = 0;
-    loop {
-        let chunk = lines.next_chunk()?;
-        if chunk.is_empty() {
-            break;
-        }
-        let encode = |(line, bytes): &(u64, Vec<u8>)| -> Result<Option<EncodedLine>> {
-            let Some(raw) = reader::parse_line(path, *line, bytes)? else { return Ok(None) };
-            let record = encoder.encode(path, root, &raw);
-            let key = split::key(by, &raw.id, &raw.content);
-            Ok(Some(EncodedLine { id: raw.id, named: raw.named, line: *line, key, record }))
-        };
-        let encoded: Vec<_> = chunk.par_iter().map(encode).collect();
-        for line in encoded {
-            if let Some(line) = line? {
-                records += 1;
-                each(line)?;
-            }
-        }
-    }
-    if records == 0 {
-        return Err(Error::new("corpus::empty_file", format!("{} has no records", path.display()))
-            .expected("one JSON object a line"));
-    }
-    let (bytes, sha256) = lines.finish();
-    Ok(FileInfo { path: path.into(), root: String::new(), bytes, sha256, records })
+/// Whether `json` is a record of a shape that can be read; errors call it line `line` of `path`.
+///
+/// # Errors
+/// Class `corpus`.
+pub fn check_record(path: &Path, line: u64, json: &str) -> Result<()> {
+    reader::parse_line(path, line, json.as_bytes()).map(drop)
 }
 
 /// A JSON file of the base folder; `None` where there is none.
@@ -265,8 +142,8 @@ mod fixtures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Overlong, SourceConfig};
-    use std::collections::HashSet;
+    use crate::config::{DataConfig, Overlong, SourceConfig};
+    use crate::plugins::{CorpusFilter, Kind, PluginRef};
 
     fn config(sources: &[(&Path, &str)]) -> DataConfig {
         let source = |&(path, root): &(&Path, &str)| SourceConfig { path: path.into(), root: root.into() };
@@ -287,7 +164,13 @@ mod tests {
     }
 
     fn load_tiny(config: &DataConfig) -> Result<Corpus> {
-        load(config, &fixtures::path("tiny-base"), 2048)
+        load_filtered(config, "keep-all", None)
+    }
+
+    fn load_filtered(config: &DataConfig, filter: &str, settings: Option<serde_json::Value>) -> Result<Corpus> {
+        let plugin = PluginRef::resolve(Kind::CorpusFilter, filter, &[]).unwrap();
+        let mut filter = CorpusFilter::load(&plugin, settings.as_ref()).unwrap();
+        load(config, &fixtures::path("tiny-base"), 2048, &mut filter)
     }
 
     #[test]

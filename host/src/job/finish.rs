@@ -9,6 +9,7 @@ use crate::hash::FileHash;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::lora::group;
+use crate::plugins::Exporter;
 use crate::report::{Reporter, duration};
 use crate::run::atomic::{self, Existing};
 use crate::run::folder::{EXPORT, RunFolder};
@@ -126,7 +127,7 @@ fn row(name: &str, change: &RootChange, reporter: &Reporter) {
 /// within the run folder.
 ///
 /// # Errors
-/// Classes `export`, `io`.
+/// Classes `export`, `plugin`, `io`.
 pub fn export(
     config: &Config,
     folder: &RunFolder,
@@ -134,6 +135,7 @@ pub fn export(
     engine: &Engine,
     template: Option<&str>,
     adapter: &Adapter,
+    exporter: &mut Exporter,
 ) -> Result<BTreeMap<PathBuf, FileHash>> {
     let root = folder.file(EXPORT);
     fs::create_dir_all(&root).map_err(|e| Error::io("create", &root, e))?;
@@ -141,7 +143,8 @@ pub fn export(
     if config.export.adapter {
         let dir = root.join("adapter");
         if !dir.exists() {
-            export::adapter::write(adapter, &engine.model.spec, &config.model.base, &dir)?;
+            let plan = exporter.plan(&export::tuned(adapter, &engine.model.spec, checkpoint)?)?;
+            export::carry_out(&plan, adapter, checkpoint, &dir)?;
         }
         add_files(&dir, folder.path(), &mut files)?;
     }

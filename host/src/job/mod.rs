@@ -2,6 +2,7 @@
 
 mod finish;
 mod inputs;
+mod policies;
 mod prepare;
 mod training;
 
@@ -15,7 +16,7 @@ use crate::run::atomic::{self, Existing};
 use crate::run::changes::refuse_changes;
 use crate::run::checkpoint::newest_whole;
 use crate::run::clock::utc_now;
-use crate::run::folder::{CHECKPOINTS, CONFIG, ORDER, RunFolder, TRUNCATION};
+use crate::run::folder::{CHECKPOINTS, CONFIG, FILTER, ORDER, RunFolder, TRUNCATION};
 use crate::run::manifest::OrderManifest;
 use crate::run::provenance::{Outcome, Provenance, Status};
 use crate::run::signal::StopRequest;
@@ -52,6 +53,8 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
     let report = serde_json::to_vec_pretty(&prepared.corpus.report).expect("a report is numbers and strings");
     atomic::write(&folder.file(TRUNCATION), &report, Existing::Refuse)?;
+    let filtered = serde_json::to_vec_pretty(&prepared.corpus.filtered).expect("a report is numbers and strings");
+    atomic::write(&folder.file(FILTER), &filtered, Existing::Refuse)?;
     provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
     session.conclude(provenance, reporter, |session, provenance, reporter| {
@@ -90,6 +93,7 @@ pub fn resume(dir: &Path, reporter: &mut Reporter) -> Result<()> {
         let device = device::open(&config.model.device)?;
         let (adapter, optimizer) = match &newest.checkpoint {
             Some((path, c)) => {
+                prepared.policies.scheduler.restore(c.files.get(training::SCHEDULER_MEMORY).map(Vec::as_slice))?;
                 state::from_files(&c.files, prepared.lora.clone(), &config.train, c.step, &device, path)?
             }
             None => {
@@ -193,7 +197,8 @@ impl Session<'_> {
         }
         let template = corpus.template.as_ref().map(|t| t.source.as_str());
         let adapter = &trained.progress.adapter;
-        outcome.exports = finish::export(self.config, self.folder, checkpoint, engine, template, adapter)?;
+        outcome.exports =
+            finish::export(self.config, self.folder, checkpoint, engine, template, adapter, &mut policies.exporter)?;
         if first > 0 {
             reporter.line(format!("(resumed after step {first}: speed and padding below are of the steps since)"));
         }

@@ -1,5 +1,6 @@
 //! Everything a run needs before its first step, cheap checks first: what fails should fail before a large base is read.
 
+use super::policies::Policies;
 use crate::config::{Config, Recompute, RecomputeWord};
 use crate::corpus::{self, Corpus};
 use crate::device;
@@ -9,43 +10,12 @@ use crate::model::config::TextConfig;
 use crate::model::lora::{LoraPlan, group};
 use crate::model::spec::ModelSpec;
 use crate::model::weights::Model;
-use crate::plugins::{CheckpointScheduler, Identity, Kind, Plan, PlanRequest, PluginRef, Sampler};
+use crate::plugins::{Plan, PlanRequest, Sampler};
 use crate::report::{Reporter, bytes, duration};
 use crate::train::engine::Engine;
 use crate::train::steps::{Step, epoch_steps};
 use serde_json::json;
 use std::time::Instant;
-
-/// The sampler and the checkpoint scheduler of a run, loaded and configured.
-pub struct Policies {
-    /// Plans the epochs.
-    pub sampler: Sampler,
-    /// Decides when to save.
-    pub scheduler: CheckpointScheduler,
-}
-
-impl Policies {
-    /// Resolves and loads both plugins.
-    ///
-    /// # Errors
-    /// Class `plugin`.
-    pub fn load(config: &Config) -> Result<Self> {
-        let plugins = &config.plugins;
-        let resolve = |kind, name: &str| PluginRef::resolve(kind, name, &plugins.search_path);
-        let sampler = resolve(Kind::Sampler, &plugins.sampler)?;
-        let scheduler = resolve(Kind::CheckpointScheduler, &plugins.checkpoint_scheduler)?;
-        let settings = |kind: Kind| plugins.config.get(kind.config_key());
-        Ok(Self {
-            sampler: Sampler::load(&sampler, settings(Kind::Sampler))?,
-            scheduler: CheckpointScheduler::load(&scheduler, settings(Kind::CheckpointScheduler))?,
-        })
-    }
-
-    /// Which plugins they are.
-    pub fn identities(&self) -> [&Identity; 2] {
-        [self.sampler.identity(), self.scheduler.identity()]
-    }
-}
 
 /// What is known before the base is read.
 pub struct Prepared {
@@ -72,7 +42,7 @@ impl Prepared {
     /// Classes `device`, `model`, `config`, `plugin`, `corpus`.
     pub fn new(config: &Config, reporter: &Reporter) -> Result<Self> {
         device::open(&config.model.device)?;
-        let mut policies = Policies::load(config)?;
+        let mut policies = Policies::load(&config.plugins)?;
         let text = TextConfig::read(&config.model.base)?;
         let checkpoint = Checkpoint::open(&config.model.base)?;
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
@@ -91,7 +61,10 @@ impl Prepared {
         reporter.line(format!("\n{}", lora.table()));
 
         let started = Instant::now();
-        let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size)?;
+        let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size, &mut policies.filter)?;
+        if !corpus.filtered.records.is_empty() {
+            reporter.line(corpus.filtered.to_string());
+        }
         reporter.line(corpus.report.to_string());
         for warning in &corpus.warnings {
             reporter.warn(warning);

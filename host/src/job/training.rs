@@ -22,6 +22,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Steps over which the shown speed is averaged.
 const SPEED_STEPS: usize = 20;
 
+/// Checkpoint file with what the checkpoint scheduler remembers, where it remembers anything.
+pub const SCHEDULER_MEMORY: &str = "checkpoint_scheduler.memory";
+
 /// Adapters and optimiser after `step` steps.
 pub struct Progress {
     /// Steps done.
@@ -112,7 +115,17 @@ impl Loop<'_> {
                 since_last_save_ms: millis(last_save.0.elapsed()),
                 last_save_cost_ms: millis(last_save.1),
                 loss: metric.loss,
-            })?;
+            });
+            // A scheduler that fails ends the run, but not what was computed since the last save.
+            let decision = match decision {
+                Ok(decision) => decision,
+                Err(error) => {
+                    metrics.sync()?;
+                    timing.sync()?;
+                    self.save(metric.step, steps, &trainer, None)?;
+                    return Err(error);
+                }
+            };
             reporter.step(view(&metric, total, &recent));
             if metric.step < total {
                 if self.stop.is_set() {
@@ -125,7 +138,9 @@ impl Loop<'_> {
                 let saving = Instant::now();
                 metrics.sync()?;
                 timing.sync()?;
-                self.save(metric.step, steps, &trainer)?;
+                let memory = scheduler.save();
+                self.save(metric.step, steps, &trainer, memory.as_ref().ok().and_then(Option::as_deref))?;
+                memory?;
                 last_save = (Instant::now(), saving.elapsed());
             }
             if stopped.is_some() {
@@ -160,7 +175,8 @@ impl Loop<'_> {
         })
     }
 
-    fn save(&self, step: u64, steps: &[Step], trainer: &Trainer) -> Result<()> {
+    /// Writes the checkpoint of `step`, with what the scheduler remembers.
+    fn save(&self, step: u64, steps: &[Step], trainer: &Trainer, memory: Option<&[u8]>) -> Result<()> {
         let position = match steps.get(step as usize) {
             Some(next) => {
                 let before = steps[..step as usize].iter().rev().take_while(|s| s.epoch == next.epoch).count();
@@ -168,10 +184,13 @@ impl Loop<'_> {
             }
             None => Position { epoch: self.config.train.epochs, step_in_epoch: 0 },
         };
-        let files: BTreeMap<String, Vec<u8>> = state::to_files(&trainer.adapter, &trainer.optimizer)
+        let mut files: BTreeMap<String, Vec<u8>> = state::to_files(&trainer.adapter, &trainer.optimizer)
             .into_iter()
             .map(|(name, bytes)| (name.to_string(), bytes))
             .collect();
+        if let Some(memory) = memory {
+            files.insert(SCHEDULER_MEMORY.into(), memory.into());
+        }
         let checkpoint = Checkpoint { step, position, config_sha256: self.config_sha256.into(), files };
         checkpoint::write(&self.folder.file(CHECKPOINTS), &checkpoint).map(drop)
     }

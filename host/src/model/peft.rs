@@ -19,29 +19,6 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 /// File with the tensors.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// The bytes of `adapter_config.json` for an adapter of `base`.
-pub fn config_json(plan: &LoraPlan, spec: &ModelSpec, base: &Path) -> Vec<u8> {
-    let config = json!({
-        "base_model_name_or_path": base.display().to_string(),
-        "bias": "none",
-        "fan_in_fan_out": false,
-        "inference_mode": true,
-        "init_lora_weights": true,
-        "lora_alpha": plan.alpha,
-        "lora_dropout": plan.dropout,
-        "modules_to_save": null,
-        "peft_type": "LORA",
-        "r": plan.rank,
-        "target_modules": plan.full_match_regex(spec),
-        "task_type": "CAUSAL_LM",
-        "use_dora": false,
-        "use_rslora": plan.rslora,
-    });
-    let mut bytes = serde_json::to_vec_pretty(&config).expect("a JSON value serialises");
-    bytes.push(b'\n');
-    bytes
-}
-
 /// The bytes of a safetensors file with the adapter's tensors in f32 under their PEFT names.
 pub fn weights_bytes(adapter: &Adapter) -> Vec<u8> {
     let tensors = adapter.tensors();

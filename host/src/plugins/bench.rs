@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 
 use super::check::inputs;
 use super::schema::Schema;
-use super::{CheckpointScheduler, Description, Kind, PlanRequest, PluginRef, Sampler, StepInfo};
+use super::{
+    CaseFile, CheckpointScheduler, CorpusFilter, Description, Eligibility, Exporter, Kind, PlanRequest, PluginRef,
+    Sampler, StepInfo,
+};
 use crate::error::Result;
 
 /// Steps after which a scheduler is asked.
@@ -32,6 +35,9 @@ pub fn bench(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measureme
     match plugin.identity().kind {
         Kind::Sampler => sampler(plugin, config),
         Kind::CheckpointScheduler => scheduler(plugin, config),
+        Kind::CorpusFilter => filter(plugin, config),
+        Kind::Eligibility => eligibility(plugin, config),
+        Kind::Exporter => exporter(plugin, config),
     }
 }
 
@@ -71,6 +77,46 @@ fn scheduler(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measureme
         })?;
     }
     measured.push(Measurement { what: "after-step".into(), duration: start.elapsed() / SCHEDULER_CALLS });
+    Ok(measured)
+}
+
+fn filter(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measurement>> {
+    let mut measured = vec![median("ready, its code cached", 5, || CorpusFilter::load(plugin, config).map(drop))?];
+    let mut filter = CorpusFilter::load(plugin, config)?;
+    let records = inputs::records(20_000);
+    let candidates: Vec<_> = records.iter().map(inputs::Record::candidate).collect();
+    let mut judge = || {
+        let mut first = 0;
+        candidates.chunks(4096).try_for_each(|chunk| {
+            filter.filter(first, chunk)?;
+            first += chunk.len() as u64;
+            Ok(())
+        })
+    };
+    measured.push(median("filter 20,000 records", 5, &mut judge)?);
+    // Fifty such corpora, one after the other: what a million records cost without holding them all.
+    let start = Instant::now();
+    (0..50).try_for_each(|_| judge())?;
+    measured.push(Measurement { what: "filter 1,000,000 records".into(), duration: start.elapsed() });
+    Ok(measured)
+}
+
+fn eligibility(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measurement>> {
+    let load = || Eligibility::load(plugin, config);
+    let mut measured = vec![median("ready, its code cached", 5, || load().map(drop))?];
+    let (mut eligibility, case) = (load()?, CaseFile::default());
+    measured.push(median("rule, nothing to override", 101, || eligibility.rule(&case).map(drop))?);
+    Ok(measured)
+}
+
+fn exporter(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measurement>> {
+    let load = || Exporter::load(plugin, config);
+    let mut measured = vec![median("ready, its code cached", 5, || load().map(drop))?];
+    let mut exporter = load()?;
+    for (tensors, what) in [(657, "plan 657 tensors"), (20_000, "plan 20,000 tensors")] {
+        let tuned = inputs::tuned(tensors, 3);
+        measured.push(median(what, 9, || exporter.plan(&tuned).map(drop))?);
+    }
     Ok(measured)
 }
 

@@ -1,11 +1,15 @@
 //! The contract's own text, inside the program: what `tunehost plugins wit` prints and `plugins new` puts into a project.
 
 /// File name and text of each file of `wit/`, in reading order.
-pub const FILES: [(&str, &str); 4] = [
+pub const FILES: [(&str, &str); 8] = [
     ("plugin.wit", include_str!("../../../wit/plugin.wit")),
     ("host.wit", include_str!("../../../wit/host.wit")),
     ("sampler.wit", include_str!("../../../wit/sampler.wit")),
     ("checkpoint-scheduler.wit", include_str!("../../../wit/checkpoint-scheduler.wit")),
+    ("memory.wit", include_str!("../../../wit/memory.wit")),
+    ("corpus-filter.wit", include_str!("../../../wit/corpus-filter.wit")),
+    ("eligibility.wit", include_str!("../../../wit/eligibility.wit")),
+    ("exporter.wit", include_str!("../../../wit/exporter.wit")),
 ];
 
 /// All files as one WIT document: the package is named once.

@@ -11,17 +11,27 @@ pub enum Kind {
     Sampler,
     /// When a run is saved, and whether it stops.
     CheckpointScheduler,
+    /// Which records a run trains on, and as what.
+    CorpusFilter,
+    /// Whether a run may train on corpora that something stands against.
+    Eligibility,
+    /// What is written when a tuned model leaves tunehost.
+    Exporter,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub const ALL: [Kind; 2] = [Kind::Sampler, Kind::CheckpointScheduler];
+    pub const ALL: [Kind; 5] =
+        [Kind::Sampler, Kind::CheckpointScheduler, Kind::CorpusFilter, Kind::Eligibility, Kind::Exporter];
 
     /// The name of the kind's world in `wit/`, used on the command line: `checkpoint-scheduler`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Sampler => "sampler",
             Kind::CheckpointScheduler => "checkpoint-scheduler",
+            Kind::CorpusFilter => "corpus-filter",
+            Kind::Eligibility => "eligibility",
+            Kind::Exporter => "exporter",
         }
     }
 
@@ -30,6 +40,9 @@ impl Kind {
         match self {
             Kind::Sampler => "sampler",
             Kind::CheckpointScheduler => "checkpoint_scheduler",
+            Kind::CorpusFilter => "corpus_filter",
+            Kind::Eligibility => "eligibility",
+            Kind::Exporter => "exporter",
         }
     }
 
@@ -38,6 +51,9 @@ impl Kind {
         match self {
             Kind::Sampler => "sampling",
             Kind::CheckpointScheduler => "scheduling",
+            Kind::CorpusFilter => "filtering",
+            Kind::Eligibility => "ruling",
+            Kind::Exporter => "exporting",
         }
     }
 

@@ -1,14 +1,17 @@
 //! Policy plugins: sandboxed WebAssembly components behind the contract in `wit/`.
 //!
-//! [`PluginRef::resolve`] finds and checks a plugin's bytes, [`Sampler`] and [`CheckpointScheduler`] run it. Nothing a
-//! plugin does can reach past its answer: it has no imports but a log, its memory and time are bounded, and each answer
-//! is checked before it is used.
+//! [`PluginRef::resolve`] finds and checks a plugin's bytes; [`Sampler`], [`CheckpointScheduler`], [`CorpusFilter`],
+//! [`Eligibility`] and [`Exporter`] run it. Nothing a plugin does can reach past its answer: it has no imports but a log,
+//! its memory and time are bounded, and each answer is checked before it is used.
 
 pub mod bench;
 mod bundled;
 mod cache;
 pub mod check;
 pub mod contract;
+mod eligibility;
+mod exporter;
+mod filter;
 mod kind;
 mod listing;
 mod metadata;
@@ -24,6 +27,9 @@ mod show;
 mod since_v0_1_0;
 mod trap;
 
+pub use eligibility::{Blocker, CaseFile, CorpusEntry, Eligibility, Grant, Ruling};
+pub use exporter::{BaseTensor, ExportPlan, Exporter, PlannedTensor, Source, TensorFile, Tuned};
+pub use filter::{Candidate, CorpusFilter, Verdict};
 pub use kind::Kind;
 pub use listing::{Listing, json, list, table};
 pub use metadata::Metadata;

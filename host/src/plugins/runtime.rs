@@ -33,11 +33,15 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of a kind. A plan may take a while, once an epoch; a scheduler is called after every step.
+    /// The limits of a kind. A plan may take a while, once an epoch; a scheduler is called after every step; a filter may
+    /// remember a whole corpus.
     pub fn of(kind: Kind) -> Self {
         let (memory_mib, answer_mib, call_deadline_ms) = match kind {
             Kind::Sampler => (1024, 256, 60_000),
             Kind::CheckpointScheduler => (256, 1, 2_000),
+            Kind::CorpusFilter => (1024, 64, 60_000),
+            Kind::Eligibility => (256, 1, 5_000),
+            Kind::Exporter => (256, 64, 20_000),
         };
         Self {
             memory_bytes_max: memory_mib << 20,

@@ -2,8 +2,11 @@
 
 use super::reference::{Identity, PluginRef};
 use super::runtime::{Limits, Plugin};
-use super::since_v0_1_0::scheduling;
-use crate::error::Result;
+use super::since_v0_1_0::{VERSION, memory, scheduling};
+use crate::error::{Error, Result};
+
+/// Most that a plugin may remember, bytes.
+pub const MEMORY_BYTES_MAX: usize = 65_536;
 
 /// What a scheduler is told after each optimiser step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,7 +38,13 @@ pub struct Decision {
 
 /// A running checkpoint scheduler.
 pub struct CheckpointScheduler {
-    plugin: Plugin<scheduling::Guest>,
+    plugin: Plugin<Functions>,
+}
+
+struct Functions {
+    scheduling: scheduling::Guest,
+    /// Where the plugin remembers anything.
+    memory: Option<memory::Guest>,
 }
 
 impl CheckpointScheduler {
@@ -44,9 +53,20 @@ impl CheckpointScheduler {
     /// # Errors
     /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
     pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>) -> Result<Self> {
-        let limits = Limits::of(reference.identity().kind);
+        Self::load_within(reference, config, Limits::of(reference.identity().kind))
+    }
+
+    /// As [`CheckpointScheduler::load`], with limits of its own.
+    pub fn load_within(reference: &PluginRef, config: Option<&serde_json::Value>, limits: Limits) -> Result<Self> {
         let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
-            scheduling::GuestIndices::new(component)?.load(store, instance)
+            let scheduling = scheduling::GuestIndices::new(component)?.load(&mut *store, instance)?;
+            let remembers =
+                component.component().get_export_index(None, &format!("tunehost:plugin/memory@{VERSION}")).is_some();
+            let memory = match remembers {
+                true => Some(memory::GuestIndices::new(component)?.load(store, instance)?),
+                false => None,
+            };
+            Ok(Functions { scheduling, memory })
         })?;
         Ok(Self { plugin })
     }
@@ -70,7 +90,40 @@ impl CheckpointScheduler {
             last_save_cost_ms: info.last_save_cost_ms,
             loss: info.loss,
         };
-        let answer = self.plugin.call("after-step", |functions, store| functions.call_after_step(store, info))?;
+        let answer =
+            self.plugin.call("after-step", |functions, store| functions.scheduling.call_after_step(store, info))?;
         Ok(Decision { save: answer.save, stop: answer.stop, reason: super::runtime::shown(&answer.reason) })
+    }
+
+    /// Everything the plugin remembers, for a checkpoint; `None` where it has no memory.
+    ///
+    /// # Errors
+    /// `plugin::memory_too_large`, `plugin::refused`, and those of a failed call.
+    pub fn save(&mut self) -> Result<Option<Vec<u8>>> {
+        let memory = self.plugin.call("save", |functions, store| match &functions.memory {
+            Some(memory) => Ok(memory.call_save(store)?.map(Some)),
+            None => Ok(Ok(None)),
+        })?;
+        match &memory {
+            Some(bytes) if bytes.len() > MEMORY_BYTES_MAX => {
+                let identity = self.plugin.identity();
+                Err(Error::new("plugin::memory_too_large", format!("{identity}: save gave {} bytes", bytes.len()))
+                    .expected(format!("at most {MEMORY_BYTES_MAX} bytes"))
+                    .help("this is a bug in the plugin: use another, or tell its author"))
+            }
+            _ => Ok(memory),
+        }
+    }
+
+    /// Take up what [`CheckpointScheduler::save`] of the same component gave; `None` where that had no memory.
+    ///
+    /// # Errors
+    /// `plugin::refused`, and those of a failed call.
+    pub fn restore(&mut self, memory: Option<&[u8]>) -> Result<()> {
+        let Some(bytes) = memory else { return Ok(()) };
+        self.plugin.call("restore", |functions, store| match &functions.memory {
+            Some(memory) => memory.call_restore(store, bytes),
+            None => Ok(Err("it has no memory, but the checkpoint holds one".into())),
+        })
     }
 }

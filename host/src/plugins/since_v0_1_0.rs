@@ -17,13 +17,16 @@ wasmtime::component::bindgen!({
         package tunehost:host-side;
         world every-kind {
             include tunehost:plugin/sampler@0.1.0;
-            include tunehost:plugin/checkpoint-scheduler@0.1.0;
+            include tunehost:plugin/checkpoint-scheduler-with-memory@0.1.0;
+            include tunehost:plugin/corpus-filter@0.1.0;
+            include tunehost:plugin/eligibility@0.1.0;
+            include tunehost:plugin/exporter@0.1.0;
         }
     ",
     ownership: Borrowing { duplicate_if_necessary: false },
 });
 
-pub use exports::tunehost::plugin::{plugin, sampling, scheduling};
+pub use exports::tunehost::plugin::{exporting, filtering, memory, plugin, ruling, sampling, scheduling};
 
 impl Host for State {
     fn log(&mut self, level: Level, message: String) {

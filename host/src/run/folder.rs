@@ -18,6 +18,8 @@ pub const METRICS: &str = "metrics.jsonl";
 pub const TIMING: &str = "timing.jsonl";
 /// Which records were cut or left out, by root.
 pub const TRUNCATION: &str = "truncation-report.json";
+/// Which records the corpus filter left out or replaced, and why.
+pub const FILTER: &str = "filter-report.json";
 /// Folder of `step-N/` ([`super::checkpoint`]).
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of the exported adapter and model.

@@ -1,6 +1,10 @@
-//! Corpora for a sampler to lay out: every shape that has its own way to go wrong, the same at every run.
+//! What plugins are tried on: corpora, records and tuned models of every shape that has its own way to go wrong, the same
+//! at every run.
+
+use serde_json::json;
 
 use crate::model::rng::SplitMix64;
+use crate::plugins::{BaseTensor, Candidate, Tuned};
 
 /// Longest row that the conformance corpora are made for.
 pub const MAX_SEQ_LEN: u32 = 4096;
@@ -64,4 +68,83 @@ pub fn long_tailed() -> (Vec<u32>, Vec<u32>) {
         }
     }
     (lengths, roots)
+}
+
+/// A record for a filter.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// Its id.
+    pub id: String,
+    json: String,
+    root: &'static str,
+    tokens: u32,
+    trained_tokens: u32,
+}
+
+impl Record {
+    /// As a filter gets it.
+    pub fn candidate(&self) -> Candidate<'_> {
+        let Self { id, json, root, tokens, trained_tokens } = self;
+        Candidate { id, root, json, tokens: *tokens, trained_tokens: *trained_tokens }
+    }
+}
+
+/// `count` records of every shape that a corpus may hold, a third of them copies of earlier ones.
+pub fn records(count: usize) -> Vec<Record> {
+    let mut rng = SplitMix64::new(0, "conformance records");
+    let record = |at: usize| {
+        let number = if at % 3 == 2 { (rng.next_f64() * at as f64) as usize } else { at };
+        let (json, tokens) = content(number);
+        let root = ["talk", "stage", "verse"][number % 3];
+        Record { id: format!("record-{at}"), json: json.to_string(), root, tokens, trained_tokens: tokens / 2 }
+    };
+    (0..count).map(record).collect()
+}
+
+/// The content of record `number` and a count of tokens for it.
+fn content(number: usize) -> (serde_json::Value, u32) {
+    let chat = |user: serde_json::Value, assistant: &str| json!({"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]});
+    let words = format!("word-{number} ").repeat(number % 50);
+    match number % 10 {
+        0 => (json!({"text": words}), number as u32 % 50 * 2),
+        1 => (json!({"text": ""}), 0),
+        2 => (json!({"input_ids": (0..number % 40).collect::<Vec<_>>()}), number as u32 % 40),
+        3 => (chat(json!([{"type": "text", "text": words}]), "Yes."), 20 + number as u32 % 50),
+        4 => (chat(json!("ünïcödé \u{1f600} \u{0} \\ \"quoted\""), &words), 30),
+        5 => {
+            let call = json!({"type": "function", "function": {"name": "look", "arguments": {"at": number}}});
+            let messages = json!([
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": words},
+                {"role": "assistant", "content": null, "tool_calls": [call]},
+                {"role": "tool", "name": "look", "content": "nothing"},
+                {"role": "assistant", "content": "There is nothing."},
+            ]);
+            (json!({"messages": messages, "tools": [{"type": "function", "function": {"name": "look"}}]}), 90)
+        }
+        6 => (chat(json!("A long one."), &"and on ".repeat(2000)), 4000),
+        7 => (json!({"text": "The same for all of its kind."}), 8),
+        _ => (chat(json!(format!("Question {number}?")), &words), 12 + number as u32 % 50),
+    }
+}
+
+/// A tuned model of `tensors` base tensors, one in `each` of them adapted.
+pub fn tuned(tensors: usize, each: usize) -> Tuned {
+    let names = ["self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", "input_layernorm"];
+    let module = |at: usize| format!("model.layers.{}.{}", at / names.len(), names[at % names.len()]);
+    let adapted = || (0..tensors).step_by(each);
+    Tuned {
+        base_tensors: (0..tensors)
+            .map(|at| BaseTensor { name: format!("{}.weight", module(at)), dtype: "BF16".into(), shape: vec![64, 32] })
+            .collect(),
+        base_config: json!({"model_type": "gemma4", "text_config": {"hidden_size": 32}}).to_string(),
+        base_path: "/models/base".into(),
+        modules: adapted().map(module).collect(),
+        module_tensors: adapted().map(|at| at as u32).collect(),
+        modules_regex: r"model\.layers\.\d+\..*".into(),
+        rank: 16,
+        alpha: 32.0,
+        rslora: false,
+        dropout: 0.0,
+    }
 }

@@ -1,5 +1,8 @@
 //! Conformance: does a plugin keep its contract on inputs made for the purpose?
 
+mod eligibility;
+mod exporter;
+mod filter;
 pub mod inputs;
 mod sampler;
 mod scheduler;
@@ -7,7 +10,7 @@ mod scheduler;
 use serde_json::{Value, json};
 
 use super::schema::Schema;
-use super::{CheckpointScheduler, Description, Kind, PluginRef, Sampler};
+use super::{CheckpointScheduler, CorpusFilter, Description, Eligibility, Exporter, Kind, PluginRef, Sampler};
 use crate::error::{Error, Result};
 
 /// One property of the contract and whether the plugin has it.
@@ -58,6 +61,9 @@ pub fn check(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Property>
             sampler::check(plugin, &config, same_order, &mut report);
         }
         Kind::CheckpointScheduler => scheduler::check(plugin, &config, &mut report),
+        Kind::CorpusFilter => filter::check(plugin, &config, &mut report),
+        Kind::Eligibility => eligibility::check(plugin, &config, &mut report),
+        Kind::Exporter => exporter::check(plugin, &config, &mut report),
     }
     Ok(report.0)
 }
@@ -76,6 +82,9 @@ fn load(plugin: &PluginRef, config: &Value) -> Result<()> {
     match plugin.identity().kind {
         Kind::Sampler => Sampler::load(plugin, Some(config)).map(|_| ()),
         Kind::CheckpointScheduler => CheckpointScheduler::load(plugin, Some(config)).map(|_| ()),
+        Kind::CorpusFilter => CorpusFilter::load(plugin, Some(config)).map(|_| ()),
+        Kind::Eligibility => Eligibility::load(plugin, Some(config)).map(|_| ()),
+        Kind::Exporter => Exporter::load(plugin, Some(config)).map(|_| ()),
     }
 }
 

@@ -14,6 +14,35 @@ pub fn check(plugin: &PluginRef, config: &Value, report: &mut Report) {
     );
     report.add("two instances decide alike", agree(decisions));
     report.add("a save or a stop has a reason, and nothing else has", reasons(decisions));
+    report.add("a resumed run has the decisions of one that was never stopped", resumes(start));
+}
+
+/// Stopped at any step and started anew with what it saved, if anything, it must go on as if nothing had happened.
+fn resumes(start: impl Fn() -> Result<CheckpointScheduler, String>) -> Outcome {
+    let steps = steps();
+    let text = |error: crate::error::Error| error.to_string();
+    for cut in [0, 1, 2, 57, 333, 1000, 1003] {
+        let (before, after) = steps.split_at(cut);
+        let mut going_on = start()?;
+        decide(&mut going_on, before)?;
+        let memory = going_on.save().map_err(text)?;
+        let mut resumed = start()?;
+        resumed.restore(memory.as_deref()).map_err(text)?;
+        let (expected, found) = (decide(&mut going_on, after)?, decide(&mut resumed, after)?);
+        if let Some(at) = expected.iter().zip(&found).position(|(expected, found)| expected != found) {
+            let remembers = match &memory {
+                Some(bytes) => format!("it saved {} bytes", bytes.len()),
+                None => "it exports no memory".into(),
+            };
+            return Err(format!(
+                "stopped after {cut} calls ({remembers}), call {} has {:?} in place of {:?}",
+                cut + at + 1,
+                found[at],
+                expected[at]
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A run of an hour and a half with slow, quick and late steps, then the ends of every number.

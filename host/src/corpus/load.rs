@@ -1,0 +1,195 @@
+//! The whole path from the sources of a configuration to the records of a run.
+
+use super::encode::{Encoder, Record};
+use super::file::{Encoded, Line, encode_file, encode_line};
+use super::filter::{Filtering, Judged};
+use super::length::LengthLimit;
+use super::{Corpus, FileInfo, split};
+use crate::config::{DataConfig, SourceConfig};
+use crate::error::{Error, Result};
+use crate::plugins::{CorpusFilter, Verdict};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Reads, renders, tokenises, filters, cuts and splits all sources of `config` for the model in the folder `base`, whose
+/// embedding has `vocab_size` rows.
+///
+/// # Errors
+/// Class `corpus`, naming file, line and record: a line that cannot be read, a duplicate id, messages without a template,
+/// a template and a tokenizer that do not fit, a token beyond the vocabulary, a file that leaves nothing to train. Class
+/// `plugin` where the filter fails. A record whose trained part cannot be decided is no error: it stands in the report's
+/// `refused`.
+pub fn load(config: &DataConfig, base: &Path, vocab_size: usize, filter: &mut CorpusFilter) -> Result<Corpus> {
+    let encoder = Encoder::open(base, config.template.as_deref(), vocab_size)?;
+    let mut roots: Vec<String> = Vec::new();
+    for source in &config.sources {
+        if !roots.contains(&source.root) {
+            roots.push(source.root.clone());
+        }
+    }
+    let mut loader = Loader {
+        config,
+        encoder: &encoder,
+        filtering: Filtering::new(filter, &roots),
+        limit: LengthLimit::new(config.max_seq_len, config.overlong, &roots),
+        places: HashMap::new(),
+        train: Vec::new(),
+        held_out: Vec::new(),
+    };
+    let mut files = Vec::new();
+    for source in &config.sources {
+        let root = roots.iter().position(|root| *root == source.root).unwrap_or_default();
+        files.push(loader.source(source, root as u32)?);
+    }
+    let Loader { filtering, limit, train, mut held_out, .. } = loader;
+    held_out.sort_by_key(|(key, record): &(u64, Record)| (record.root, *key));
+    let held_out: Vec<Record> = held_out.into_iter().map(|(_, record)| record).collect();
+    let mut warnings = encoder.warnings()?;
+    for (index, root) in roots.iter().enumerate() {
+        let none = |records: &[Record]| !records.iter().any(|record| record.root as usize == index);
+        if none(&train) {
+            warnings.push(format!("root {root}: every record is held out, none is trained"));
+        }
+        if config.held_out > 0.0 && none(&held_out) {
+            warnings.push(format!("root {root}: no record is held out, it cannot be evaluated"));
+        }
+    }
+    let report = limit.finish();
+    if !report.refused.is_empty() {
+        let first = &report.refused[0].reason;
+        warnings.push(format!("records refused and not trained: {}; the first: {first}", report.refused.len()));
+    }
+    Ok(Corpus {
+        roots,
+        train,
+        held_out,
+        filtered: filtering.finish(),
+        report,
+        files,
+        template: encoder.template().map(|template| template.info().clone()),
+        tokenizer_sha256: encoder.tokenizer().ok().map(|tokenizer| tokenizer.sha256().to_string()),
+        warnings,
+    })
+}
+
+struct Loader<'a> {
+    config: &'a DataConfig,
+    encoder: &'a Encoder,
+    filtering: Filtering<'a>,
+    limit: LengthLimit,
+    /// Where each id stands.
+    places: HashMap<String, String>,
+    train: Vec<Record>,
+    /// With what the split goes by.
+    held_out: Vec<(u64, Record)>,
+}
+
+/// What became of one file's records.
+#[derive(Default)]
+struct Tally {
+    kept: usize,
+    /// Why the first of them was left out by the reader or the filter.
+    left_out: Option<String>,
+}
+
+impl Loader<'_> {
+    fn source(&mut self, source: &SourceConfig, root: u32) -> Result<FileInfo> {
+        let mut tally = Tally::default();
+        let mut file = encode_file(self.encoder, &source.path, root, self.config.split_by, |lines| {
+            let lines = self.name_apart(lines, source)?;
+            let lines = self.set_refused_aside(lines, root, &mut tally)?;
+            self.filter(lines, source, root, &mut tally)
+        })?;
+        if tally.kept == 0 {
+            let reason = tally.left_out.map_or(String::new(), |reason| format!("; the first: {reason}"));
+            let message = format!("{}: none of its {} records can be trained", source.path.display(), file.records);
+            return Err(Error::new("corpus::nothing_to_train", message + &reason)
+                .expected("records with an assistant turn, or text, within data.max_seq_len"));
+        }
+        file.root = source.root.clone();
+        Ok(file)
+    }
+
+    /// Files of the same name in two folders: records without an id of their own are told apart by their root.
+    fn name_apart(&mut self, mut lines: Vec<Encoded>, source: &SourceConfig) -> Result<Vec<Encoded>> {
+        for (line, record) in &mut lines {
+            if !line.named && self.places.contains_key(&line.id) {
+                line.id = format!("{}/{}", source.root, line.id);
+                if let Ok(record) = record {
+                    record.id = line.id.clone();
+                }
+            }
+            let place = place(source, line.line);
+            if let Some(first) = self.places.insert(line.id.clone(), place.clone()) {
+                let message = format!("{place}: the id {:?} stands at {first} too", line.id);
+                return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus")
+                    .help("records without an `id` are named after their file and line, and after their root where that is taken"));
+            }
+        }
+        Ok(lines)
+    }
+
+    fn set_refused_aside(&mut self, lines: Vec<Encoded>, root: u32, tally: &mut Tally) -> Result<Vec<(Line, Record)>> {
+        let mut encoded = Vec::with_capacity(lines.len());
+        for (line, record) in lines {
+            match record {
+                Ok(record) => encoded.push((line, record)),
+                Err(error) if error.code() == "corpus::undecidable_spans" => {
+                    tally.left_out.get_or_insert_with(|| error.message().to_string());
+                    self.limit.refuse(line.id, root, error.message().to_string());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(encoded)
+    }
+
+    fn filter(
+        &mut self,
+        lines: Vec<(Line, Record)>,
+        source: &SourceConfig,
+        root: u32,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let judged: Vec<Judged> = lines.iter().map(|(line, record)| Judged { json: &line.json, record }).collect();
+        let verdicts = self.filtering.judge(&judged)?;
+        for ((line, record), verdict) in lines.into_iter().zip(verdicts) {
+            let place = place(source, line.line);
+            match verdict {
+                Verdict::Keep => self.keep(line.key, record, &place, tally)?,
+                Verdict::Drop(reason) => {
+                    tally.left_out.get_or_insert_with(|| format!("{place}: dropped by the corpus filter: {reason}"));
+                }
+                Verdict::Replace(json) => {
+                    let (key, record) = self
+                        .replacement(json, &line, source, root)
+                        .map_err(|e| e.at(&format!("what the corpus filter put in place of record {:?}", line.id)))?;
+                    self.keep(key, record, &place, tally)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn replacement(&self, json: String, line: &Line, source: &SourceConfig, root: u32) -> Result<(u64, Record)> {
+        let by = self.config.split_by;
+        let encoded = encode_line(self.encoder, &source.path, root, by, line.line, json.into_bytes())?;
+        let (replaced, record) = encoded.expect("a JSON object is not blank");
+        Ok((replaced.key, Record { id: line.id.clone(), ..record? }))
+    }
+
+    fn keep(&mut self, key: u64, record: Record, place: &str, tally: &mut Tally) -> Result<()> {
+        if let Some(record) = self.limit.apply(record).map_err(|e| e.at(place))? {
+            tally.kept += 1;
+            match split::is_held_out(key, self.config.held_out) {
+                true => self.held_out.push((key, record)),
+                false => self.train.push(record),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn place(source: &SourceConfig, line: u64) -> String {
+    format!("{}:{line}", source.path.display())
+}
