@@ -34,12 +34,16 @@ fn the_main_job() {
     // Hugging Face + PEFT needs 163 s for the steps on two quiet cores; this machine may be busy with other tests.
     assert!(done["train_s"].as_f64().unwrap() < 163.0, "{done}");
     assert!(done["wall_s"].as_f64().unwrap() < 180.0, "{done}");
+    let share = done["plugins_s"].as_f64().unwrap() / done["train_s"].as_f64().unwrap();
+    println!("in plugins: {:.5}% of the steps", 100.0 * share);
+    assert!(share < 0.001, "{share}");
 
     for file in [
         "provenance.json",
         "config.resolved.toml",
         "order-manifest.jsonl",
         "truncation-report.json",
+        "filter-report.json",
         "metrics.jsonl",
         "timing.jsonl",
         "checkpoints/step-000120/adapter_model.safetensors",

@@ -165,6 +165,8 @@ struct ScoreArgs {
 enum PluginsCommand {
     /// Name, kind, version, size, sha256 and origin of every plugin; nothing is compiled.
     List {
+        /// Look in the folders of this configuration's plugins.search_path, before the bundled plugins.
+        config: Option<PathBuf>,
         /// Also look in this folder, before the bundled plugins. May be repeated.
         #[arg(long, value_name = "DIR")]
         search_path: Vec<PathBuf>,
@@ -242,7 +244,7 @@ pub fn execute(cli: Cli) -> Result<()> {
         Command::Generate(args) => generate::generate(&args),
         Command::Score(args) => score::score(&args),
         Command::Plugins(command) => match command {
-            PluginsCommand::List { search_path, json } => plugins::list(&search_path, json),
+            PluginsCommand::List { config, search_path, json } => plugins::list(config.as_deref(), search_path, json),
             PluginsCommand::Show(plugin) => plugins::show(&plugin),
             PluginsCommand::Check { plugin, config } => plugins::check(&plugin, config.as_deref()),
             PluginsCommand::Bench { plugin, config } => plugins::bench(&plugin, config.as_deref()),

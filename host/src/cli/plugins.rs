@@ -1,14 +1,18 @@
 //! `tunehost plugins`.
 
 use super::{PluginArgs, print};
+use crate::config;
 use crate::error::{Error, Result};
 use crate::plugins::{self, PluginRef, bench, check, contract};
 use crate::run::atomic::{self, Existing};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-pub fn list(search_path: &[PathBuf], json: bool) -> Result<()> {
-    let (listed, broken) = plugins::list(search_path);
+pub fn list(config: Option<&Path>, mut search_path: Vec<PathBuf>, json: bool) -> Result<()> {
+    if let Some(config) = config {
+        search_path.extend(config::load(config, &[], &[])?.config.plugins.search_path);
+    }
+    let (listed, broken) = plugins::list(&search_path);
     for error in &broken {
         eprintln!("{error}");
     }

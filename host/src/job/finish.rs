@@ -174,12 +174,13 @@ pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Dur
     // As it was called: it need not be on the PATH.
     let program = std::env::args().next().unwrap_or_else(|| "tunehost".into());
     reporter.result(format!(
-        "\n{} steps, {} tokens in {} ({:.0} tokens/s), padding {:.1}%; {} in all",
+        "\n{} steps, {} tokens in {} ({:.0} tokens/s), padding {:.1}%, plugins {:.3}% of the time; {} in all",
         trained.progress.step,
         group(trained.tokens as usize),
         duration(trained.wall),
         trained.tokens as f64 / trained.wall.as_secs_f64().max(1e-9),
         100.0 * trained.padding,
+        100.0 * trained.plugins.as_secs_f64() / trained.wall.as_secs_f64().max(1e-9),
         duration(wall)
     ));
     reporter.result(format!("run folder  {run}"));
@@ -205,6 +206,6 @@ pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Dur
     reporter.event(
         "done",
         json!({"run": run.to_string(), "steps": trained.progress.step, "tokens": trained.tokens,
-        "train_s": trained.wall.as_secs_f64(), "wall_s": wall.as_secs_f64(), "padding": trained.padding}),
+        "train_s": trained.wall.as_secs_f64(), "wall_s": wall.as_secs_f64(), "plugins_s": trained.plugins.as_secs_f64(), "padding": trained.padding}),
     );
 }

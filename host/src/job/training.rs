@@ -47,6 +47,8 @@ pub struct Trained {
     pub padding: f64,
     /// Time of this process's steps.
     pub wall: Duration,
+    /// How much of it was spent in plugins.
+    pub plugins: Duration,
     /// What the inert-adapter gate said, where it looked.
     pub gate: Option<String>,
 }
@@ -100,14 +102,13 @@ impl Loop<'_> {
             }
             let wall = step_started.elapsed();
             metrics.append(&metric)?;
-            let tokens_per_s = metric.tokens as f64 / wall.as_secs_f64();
-            timing.append(&StepTiming { step: metric.step, wall_ms: wall.as_secs_f64() * 1e3, tokens_per_s })?;
             trained.add(metric.tokens, metric.padding);
             recent.push_back((metric.tokens, wall));
             if recent.len() > SPEED_STEPS {
                 recent.pop_front();
             }
 
+            let asked = Instant::now();
             let decision = scheduler.after_step(&StepInfo {
                 step: metric.step,
                 total_steps: total,
@@ -116,6 +117,14 @@ impl Loop<'_> {
                 last_save_cost_ms: millis(last_save.1),
                 loss: metric.loss,
             });
+            let in_plugins = asked.elapsed();
+            trained.plugins += in_plugins;
+            timing.append(&StepTiming {
+                step: metric.step,
+                wall_ms: wall.as_secs_f64() * 1e3,
+                tokens_per_s: metric.tokens as f64 / wall.as_secs_f64(),
+                plugins_ms: in_plugins.as_secs_f64() * 1e3,
+            })?;
             // A scheduler that fails ends the run, but not what was computed since the last save.
             let decision = match decision {
                 Ok(decision) => decision,
@@ -155,6 +164,7 @@ impl Loop<'_> {
             tokens: trained.tokens,
             padding: trained.padding(),
             wall: started.elapsed(),
+            plugins: trained.plugins,
             gate: trained.gate,
         })
     }
@@ -200,6 +210,7 @@ impl Loop<'_> {
 struct Tally {
     tokens: u64,
     rectangle: f64,
+    plugins: Duration,
     gate: Option<String>,
 }
 

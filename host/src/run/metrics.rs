@@ -68,6 +68,8 @@ pub struct StepTiming {
     pub wall_ms: f64,
     /// Tokens, padding not counted, per second of it.
     pub tokens_per_s: f64,
+    /// Time in plugins after it.
+    pub plugins_ms: f64,
 }
 
 /// A file of JSON lines that each name their `step`, in rising order.
