@@ -50,13 +50,13 @@ impl Sampler for BucketToPair {
         let (mut records, dropped) = request.split_by_fit();
         request.sort_by_length(&mut records, &mut rng);
 
-        let mut batches = Vec::new();
+        let mut ends = Vec::with_capacity(records.len().div_ceil(request.rows_per_batch.max(1) as usize));
         for bucket in records.chunks_mut(self.records_per_bucket(&request)) {
             rng.shuffle(bucket);
-            request.cut(bucket, &mut batches)?;
+            request.cut(bucket, &mut ends)?;
         }
-        rng.shuffle(&mut batches);
-        Ok(Plan::one_record_per_row(&batches, dropped))
+        let (records, batch_ends) = rng.shuffle_groups(&records, &ends);
+        Ok(Plan::one_record_per_row(records, batch_ends, dropped))
     }
 }
 

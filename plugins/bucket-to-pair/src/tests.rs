@@ -86,3 +86,52 @@ fn a_bucket_of_nothing_is_refused() {
 fn an_empty_corpus_gives_an_empty_plan() {
     assert!(plan(2, request(Vec::new())).batch_ends.is_empty());
 }
+
+/// The algorithm as the module's doc says it, with a list for every micro-batch.
+fn plain(batches_per_bucket: usize, request: &PlanRequest) -> (Vec<u32>, Vec<u32>) {
+    let length = |record: u32| request.lengths[record as usize];
+    let mut rng = SplitMix64::new(request.seed, request.epoch);
+    let mut records: Vec<u32> = (0..request.lengths.len() as u32).collect();
+    records.retain(|&record| length(record) <= request.max_seq_len);
+    rng.shuffle(&mut records);
+    records.sort_by_key(|&record| length(record));
+    let mut batches: Vec<Vec<u32>> = Vec::new();
+    for bucket in records.chunks_mut(batches_per_bucket * request.rows_per_batch as usize) {
+        rng.shuffle(bucket);
+        let mut batch: Vec<u32> = Vec::new();
+        for &record in &*bucket {
+            let widest = batch.iter().chain([&record]).map(|&record| length(record)).max().unwrap();
+            let full = batch.len() as u32 == request.rows_per_batch;
+            if full || request.token_budget.is_some_and(|budget| (batch.len() as u32 + 1) * widest > budget) {
+                batches.push(std::mem::take(&mut batch));
+            }
+            batch.push(record);
+        }
+        batches.push(batch);
+    }
+    rng.shuffle(&mut batches);
+    let ends = batches.iter().scan(0, |end, batch| {
+        *end += batch.len() as u32;
+        Some(*end)
+    });
+    let ends = ends.collect();
+    (batches.concat(), ends)
+}
+
+#[test]
+fn the_plan_is_that_of_the_plain_algorithm() {
+    let mut rng = SplitMix64::new(5, 0);
+    for round in 0..400 {
+        let longest = [3, 40, 4000, 1 << 19, 1 << 22][round % 5];
+        let request = PlanRequest {
+            max_seq_len: longest - longest / 8,
+            rows_per_batch: 1 + rng.below(5) as u32,
+            token_budget: (round % 2 == 0).then_some(longest * 2),
+            epoch: round as u32,
+            ..request((0..rng.below(300)).map(|_| rng.below(u64::from(longest)) as u32 + 1).collect())
+        };
+        let expected = plain(1 + round % 3, &request);
+        let plan = plan(1 + round as u32 % 3, request);
+        assert_eq!((plan.records, plan.batch_ends), expected, "round {round}");
+    }
+}

@@ -28,9 +28,9 @@ impl Plugin for InOrder {
 impl Sampler for InOrder {
     fn plan(&mut self, request: PlanRequest) -> Result<Plan, String> {
         let (records, dropped) = request.split_by_fit();
-        let mut batches = Vec::new();
-        request.cut(&records, &mut batches)?;
-        Ok(Plan::one_record_per_row(&batches, dropped))
+        let mut batch_ends = Vec::new();
+        request.cut(&records, &mut batch_ends)?;
+        Ok(Plan::one_record_per_row(records, batch_ends, dropped))
     }
 }
 

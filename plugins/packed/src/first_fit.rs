@@ -1,41 +1,17 @@
 //! First fit: each item goes into the first row that still has room for it. On items in decreasing order it needs at most
 //! 11/9 of the fewest rows (Johnson, "Near-optimal bin packing algorithms", 1973).
 
-/// Rows and what is in them.
+/// Items, row by row, and where each row ends.
 pub struct Rows {
-    /// Tokens in each row.
-    pub tokens: Vec<u32>,
-    items: Vec<u32>,
-    ends: Vec<usize>,
-}
-
-impl Rows {
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// The items of a row.
-    pub fn members(&self, row: usize) -> &[u32] {
-        let start = if row == 0 { 0 } else { self.ends[row - 1] };
-        &self.items[start..self.ends[row]]
-    }
+    pub items: Vec<u32>,
+    pub ends: Vec<u32>,
 }
 
 /// Pack items of these `lengths`, in this order, into rows of `capacity`; no length may exceed it.
 pub fn pack(lengths: &[u32], capacity: u32) -> Rows {
     let mut room = Room::new(lengths.len(), capacity);
-    let mut tokens = Vec::new();
-    let mut row_of = Vec::with_capacity(lengths.len());
-    for &length in lengths {
-        let row = room.take_first(length);
-        if row == tokens.len() {
-            tokens.push(0);
-        }
-        tokens[row] += length;
-        row_of.push(row);
-    }
-    let mut ends = vec![0; tokens.len()];
+    let row_of: Vec<usize> = lengths.iter().map(|&length| room.take_first(length)).collect();
+    let mut ends = vec![0; row_of.iter().max().map_or(0, |last| last + 1)];
     row_of.iter().for_each(|&row| ends[row] += 1);
     let mut total = 0;
     for end in &mut ends {
@@ -44,10 +20,10 @@ pub fn pack(lengths: &[u32], capacity: u32) -> Rows {
     // Each end is now its row's start, and rises to its end as the items come in.
     let mut items = vec![0; lengths.len()];
     for (item, &row) in row_of.iter().enumerate() {
-        items[ends[row]] = item as u32;
+        items[ends[row] as usize] = item as u32;
         ends[row] += 1;
     }
-    Rows { tokens, items, ends }
+    Rows { items, ends }
 }
 
 /// The room left in each row, as a binary tree whose nodes hold the most room below them.
@@ -105,8 +81,11 @@ mod tests {
         for count in [0u32, 1, 2, 5, 8, 333] {
             let lengths: Vec<u32> = (0..count).map(|i| i.wrapping_mul(2_654_435_761) % 100 + 1).collect();
             let rows = pack(&lengths, 100);
-            let members: Vec<Vec<u32>> = (0..rows.len()).map(|row| rows.members(row).to_vec()).collect();
-            assert_eq!(members, plain(&lengths, 100), "{count} items");
+            let expected = plain(&lengths, 100);
+            assert_eq!(rows.items, expected.concat(), "{count} items");
+            let sizes: Vec<u32> = expected.iter().map(|row| row.len() as u32).collect();
+            let starts = [0].iter().chain(&rows.ends);
+            assert_eq!(rows.ends.iter().zip(starts).map(|(end, start)| end - start).collect::<Vec<u32>>(), sizes);
         }
     }
 }

@@ -34,15 +34,14 @@ impl Sampler for Packed {
 
         let lengths: Vec<u32> = records.iter().map(|&record| request.length(record)).collect();
         let rows = first_fit::pack(&lengths, capacity);
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        rng.shuffle(&mut order);
-        let batch_ends = request.batch_ends(order.iter().map(|&row| rows.tokens[row]))?;
-        let mut plan = Plan { records: Vec::with_capacity(records.len()), row_ends: Vec::new(), batch_ends, dropped };
-        for row in order {
-            plan.records.extend(rows.members(row).iter().map(|&at| records[at as usize]));
-            plan.row_ends.push(plan.records.len() as u32);
-        }
-        Ok(plan)
+        let packed: Vec<u32> = rows.items.iter().map(|&item| records[item as usize]).collect();
+        let (records, row_ends) = rng.shuffle_groups(&packed, &rows.ends);
+        let row_tokens = std::iter::once(&0).chain(&row_ends).zip(&row_ends).map(|(&start, &end)| {
+            records[start as usize..end as usize].iter().map(|&record| request.length(record)).sum::<u32>()
+        });
+        let mut batch_ends = Vec::new();
+        request.cut_rows(row_tokens, &mut batch_ends)?;
+        Ok(Plan { records, row_ends, batch_ends, dropped })
     }
 }
 

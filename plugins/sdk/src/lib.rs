@@ -38,22 +38,30 @@ pub mod macro_support {
     pub use crate::export::{configure, with_plugin};
 }
 
-/// Write one line to tunehost's log.
+/// Write one line to tunehost's log, or to standard error in a native test, where there is no tunehost.
 pub mod log {
     use crate::bindings::common::tunehost::plugin::host::{self, Level};
 
     /// Details for the plugin's author.
     pub fn debug(message: &str) {
-        host::log(Level::Debug, message);
+        write(Level::Debug, message);
     }
 
     /// What the user may want to know.
     pub fn info(message: &str) {
-        host::log(Level::Info, message);
+        write(Level::Info, message);
     }
 
     /// What the user should look at.
     pub fn warn(message: &str) {
-        host::log(Level::Warn, message);
+        write(Level::Warn, message);
+    }
+
+    fn write(level: Level, message: &str) {
+        if cfg!(target_arch = "wasm32") {
+            host::log(level, message);
+        } else {
+            eprintln!("{level:?}: {message}");
+        }
     }
 }

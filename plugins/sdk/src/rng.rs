@@ -24,7 +24,15 @@ impl SplitMix64 {
     /// A number below `bound`, which must not be 0. The high half of a 128-bit product (Lemire 2019); the bias of at
     /// most `bound / 2^64` cannot be seen in a shuffle.
     pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
+        let random = self.next_u64();
+        match u32::try_from(bound) {
+            // The same number. WebAssembly has no 128-bit product, and of four partial ones these two are not 0.
+            Ok(bound) => {
+                let (high, low) = (random >> 32, random & u64::from(u32::MAX));
+                (high * u64::from(bound) + ((low * u64::from(bound)) >> 32)) >> 32
+            }
+            Err(_) => ((u128::from(random) * u128::from(bound)) >> 64) as u64,
+        }
     }
 
     /// Fisher-Yates: every order equally likely.
@@ -32,6 +40,20 @@ impl SplitMix64 {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);
         }
+    }
+
+    /// The groups of `items` that end at `ends`, every order of the groups equally likely: the items, and where the
+    /// groups end now. Rows or micro-batches, at the close of a plan.
+    pub fn shuffle_groups(&mut self, items: &[u32], ends: &[u32]) -> (Vec<u32>, Vec<u32>) {
+        let mut order: Vec<u32> = (0..ends.len() as u32).collect();
+        self.shuffle(&mut order);
+        let (mut shuffled, mut shuffled_ends) = (Vec::with_capacity(items.len()), Vec::with_capacity(ends.len()));
+        for group in order {
+            let start = if group == 0 { 0 } else { ends[group as usize - 1] };
+            shuffled.extend_from_slice(&items[start as usize..ends[group as usize] as usize]);
+            shuffled_ends.push(shuffled.len() as u32);
+        }
+        (shuffled, shuffled_ends)
     }
 }
 
@@ -59,6 +81,33 @@ mod tests {
         let mut sorted = order(7, 0);
         sorted.sort_unstable();
         assert_eq!(sorted, (0..1000).collect::<Vec<u32>>());
+    }
+
+    #[test]
+    fn a_bound_of_any_size_takes_the_high_half_of_the_product() {
+        let mut rng = SplitMix64::new(3, 0);
+        for bound in [1, 2, 3, 1 << 31, u64::from(u32::MAX), 1 << 32, u64::MAX] {
+            for _ in 0..1000 {
+                let product = u128::from(rng.clone().next_u64()) * u128::from(bound);
+                assert_eq!(rng.below(bound), (product >> 64) as u64, "below {bound}");
+            }
+        }
+    }
+
+    #[test]
+    fn groups_are_shuffled_as_a_list_of_them_would_be() {
+        let items: Vec<u32> = (100..200).collect();
+        let ends: Vec<u32> = (1..=13).map(|end| end * end * 100 / 169).collect();
+        let starts = std::iter::once(&0).chain(&ends);
+        let mut groups: Vec<&[u32]> =
+            starts.zip(&ends).map(|(&start, &end)| &items[start as usize..end as usize]).collect();
+        let (shuffled, shuffled_ends) = SplitMix64::new(5, 1).shuffle_groups(&items, &ends);
+        SplitMix64::new(5, 1).shuffle(&mut groups);
+        assert_eq!(shuffled, groups.concat());
+        let sizes: Vec<u32> = groups.iter().map(|group| group.len() as u32).collect();
+        let sums: Vec<u32> = (1..=sizes.len()).map(|count| sizes[..count].iter().sum()).collect();
+        assert_eq!(shuffled_ends, sums);
+        assert_eq!(SplitMix64::new(5, 1).shuffle_groups(&[], &[]), (Vec::new(), Vec::new()));
     }
 
     #[test]

@@ -24,9 +24,9 @@ impl Sampler for Shuffled {
     fn plan(&mut self, request: PlanRequest) -> Result<Plan, String> {
         let (mut records, dropped) = request.split_by_fit();
         SplitMix64::new(request.seed, request.epoch).shuffle(&mut records);
-        let mut batches = Vec::new();
-        request.cut(&records, &mut batches)?;
-        Ok(Plan::one_record_per_row(&batches, dropped))
+        let mut batch_ends = Vec::new();
+        request.cut(&records, &mut batch_ends)?;
+        Ok(Plan::one_record_per_row(records, batch_ends, dropped))
     }
 }
 

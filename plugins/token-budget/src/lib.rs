@@ -44,10 +44,10 @@ impl Sampler for TokenBudget {
         let mut rng = SplitMix64::new(request.seed, request.epoch);
         let (mut records, dropped) = request.split_by_fit();
         request.sort_by_length(&mut records, &mut rng);
-        let mut batches = Vec::new();
-        request.cut(&records, &mut batches)?;
-        rng.shuffle(&mut batches);
-        Ok(Plan::one_record_per_row(&batches, dropped))
+        let mut ends = Vec::new();
+        request.cut(&records, &mut ends)?;
+        let (records, batch_ends) = rng.shuffle_groups(&records, &ends);
+        Ok(Plan::one_record_per_row(records, batch_ends, dropped))
     }
 }
 

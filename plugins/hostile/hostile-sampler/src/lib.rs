@@ -24,6 +24,7 @@ enum Act {
     PanicInConfigure,
     PanicInEpoch1,
     HugeAnswer,
+    GigabyteAnswer,
     InvalidUtf8,
     RudeText,
     LogFlood,
@@ -60,9 +61,9 @@ impl Plugin for Hostile {
 impl Sampler for Hostile {
     fn plan(&mut self, request: PlanRequest) -> Result<Plan, String> {
         let (records, dropped) = request.split_by_fit();
-        let mut batches = Vec::new();
-        request.cut(&records, &mut batches)?;
-        let mut plan = Plan::one_record_per_row(&batches, dropped);
+        let mut batch_ends = Vec::new();
+        request.cut(&records, &mut batch_ends)?;
+        let mut plan = Plan::one_record_per_row(records, batch_ends, dropped);
         match self.act {
             Act::Loop => spin(),
             Act::MemoryBomb => eat(),
@@ -70,6 +71,7 @@ impl Sampler for Hostile {
             Act::Panic => panic!("record {} is cursed", request.lengths.len()),
             Act::PanicInEpoch1 if request.epoch == 1 => panic!("not this epoch"),
             Act::HugeAnswer => plan.records = vec![0; 1 << 20],
+            Act::GigabyteAnswer => plan.records = vec![0; 1 << 28],
             Act::InvalidUtf8 => return Err(invalid_utf8()),
             Act::RudeText => return Err(format!("\u{1b}[2Jgone\n{}", "x".repeat(1 << 16))),
             Act::LogFlood => (0..100_000).for_each(|line| log::debug(&format!("line {line}"))),
