@@ -1,7 +1,7 @@
 //! The standard plugins, inside the program: a run needs no file and no wasm toolchain for them.
 
 /// Name and bytes of each, in the order of a listing.
-pub const BUNDLED: [(&str, &[u8]); 8] = [
+pub const BUNDLED: [(&str, &[u8]); 13] = [
     ("bucket-to-pair", include_bytes!("../../../plugins/dist/bucket-to-pair.wasm")),
     ("in-order", include_bytes!("../../../plugins/dist/in-order.wasm")),
     ("packed", include_bytes!("../../../plugins/dist/packed.wasm")),
@@ -10,6 +10,11 @@ pub const BUNDLED: [(&str, &[u8]); 8] = [
     ("every-n-steps", include_bytes!("../../../plugins/dist/every-n-steps.wasm")),
     ("wall-clock", include_bytes!("../../../plugins/dist/wall-clock.wasm")),
     ("window", include_bytes!("../../../plugins/dist/window.wasm")),
+    ("keep-all", include_bytes!("../../../plugins/dist/keep-all.wasm")),
+    ("length-and-dedup", include_bytes!("../../../plugins/dist/length-and-dedup.wasm")),
+    ("one-run-grant", include_bytes!("../../../plugins/dist/one-run-grant.wasm")),
+    ("strict", include_bytes!("../../../plugins/dist/strict.wasm")),
+    ("peft-adapter", include_bytes!("../../../plugins/dist/peft-adapter.wasm")),
 ];
 
 /// The bytes of the bundled plugin of this name.
