@@ -11,6 +11,7 @@ use tunehost::model::config::TextConfig;
 use tunehost::model::gemma4::Positions;
 use tunehost::model::peft;
 use tunehost::model::weights::Model;
+use tunehost::plugins::{Exporter, Kind, PluginRef};
 use tunehost::train::batch::{Batch, IGNORED};
 use tunehost::train::engine::{Engine, Gradients};
 use tunehost::train::optimizer::{AdamW, global_norm};

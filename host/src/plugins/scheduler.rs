@@ -61,7 +61,7 @@ impl CheckpointScheduler {
         let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
             let scheduling = scheduling::GuestIndices::new(component)?.load(&mut *store, instance)?;
             let remembers =
-                component.component().get_export_index(None, &format!("tunehost:plugin/memory@{VERSION}")).is_some();
+                component.component().get_export_index(None, format!("tunehost:plugin/memory@{VERSION}")).is_some();
             let memory = match remembers {
                 true => Some(memory::GuestIndices::new(component)?.load(store, instance)?),
                 false => None,

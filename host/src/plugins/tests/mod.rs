@@ -10,8 +10,11 @@ use crate::error::Error;
 mod cache;
 mod conformance;
 mod contract;
+mod exporters;
+mod filters;
 mod hostile;
 mod references;
+mod rulings;
 mod samplers;
 mod schedulers;
 

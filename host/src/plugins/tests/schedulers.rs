@@ -73,3 +73,59 @@ fn a_call_takes_microseconds() {
     println!("a scheduler call takes {call_us:.2} µs");
     assert!(call_us < 200.0, "{call_us}");
 }
+
+fn hostile(act: &str) -> CheckpointScheduler {
+    let plugin = PluginRef::resolve(Kind::CheckpointScheduler, HOSTILE, &[]).unwrap();
+    CheckpointScheduler::load(&plugin, Some(&json!({ "act": act }))).unwrap()
+}
+
+const HOSTILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../plugins/dist/hostile/hostile-scheduler.wasm");
+
+#[test]
+fn what_a_scheduler_remembers_is_saved_and_taken_up() {
+    let mut scheduler = hostile("refuse-restore");
+    let saves = |scheduler: &mut CheckpointScheduler| {
+        (1..=4).map(|step| scheduler.after_step(&info(step, 0)).unwrap().save).collect::<Vec<_>>()
+    };
+    assert_eq!(saves(&mut scheduler), [false, false, true, false]);
+    let memory = scheduler.save().unwrap().expect("it has a memory");
+    assert_eq!(scheduler.save().unwrap().as_ref(), Some(&memory), "saving changes nothing");
+    let error = hostile("refuse-restore").restore(Some(&memory)).unwrap_err();
+    assert_error(&error, "plugin::refused", &["hostile-scheduler 0.1.0", "restore refused"]);
+    let mut resumed = hostile("panic-at-nan");
+    resumed.restore(Some(&memory)).unwrap();
+    let number = |step| StepInfo { loss: 1.0, ..info(step, 0) };
+    assert_eq!([5, 6].map(|step| resumed.after_step(&number(step)).unwrap().save), [false, true]);
+}
+
+#[test]
+fn a_memory_against_the_rules_is_refused() {
+    let error = hostile("save-too-much").save().unwrap_err();
+    assert_error(&error, "plugin::memory_too_large", &["hostile-scheduler 0.1.0", "65537 bytes", "at most 65536"]);
+    assert_error(&hostile("panic-in-save").save().unwrap_err(), "plugin::trapped", &["save"]);
+    assert_error(&hostile("panic-in-restore").restore(Some(b"")).unwrap_err(), "plugin::trapped", &["restore"]);
+    let error = load("wall-clock", json!({})).restore(Some(b"x")).unwrap_err();
+    assert_error(&error, "plugin::refused", &["wall-clock 0.1.0", "it has no memory, but the checkpoint holds one"]);
+    assert_eq!(load("wall-clock", json!({})).save().unwrap(), None);
+}
+
+#[test]
+fn a_scheduler_that_forgets_does_not_conform() {
+    let plugin = PluginRef::resolve_any(HOSTILE, &[]).unwrap();
+    let failure = |act: &str| {
+        let properties = check::check(&plugin, Some(&json!({ "act": act }))).unwrap();
+        let property = "a resumed run has the decisions of one that was never stopped";
+        properties.into_iter().find(|found| found.name == property).unwrap().failure
+    };
+    let why = failure("forget").expect("it forgets");
+    assert!(why.contains("stopped after") && why.contains("it saved 0 bytes"), "{why}");
+    assert!(failure("save-too-much").unwrap().contains("65537"));
+}
+
+#[test]
+fn a_loss_that_is_no_number_is_the_schedulers_to_bear() {
+    let error = hostile("panic-at-nan").after_step(&info(7, 0)).unwrap_err();
+    assert_error(&error, "plugin::trapped", &["after-step", "the loss of step 7 is no number"]);
+    let reason = hostile("long-reason-to-stop").after_step(&info(1, 0)).unwrap().reason;
+    assert!(reason.len() < 2100, "{}", reason.len());
+}
