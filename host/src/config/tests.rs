@@ -261,7 +261,7 @@ fn wrong_flags_are_named() {
         (vec!["train=1"], vec![], "config::wrong_type]: --set train=1: `train` is the number 1"),
         (vec!["train.lr"], vec![], "usage::set]: cannot read `--set train.lr`"),
         (vec![".lr=1"], vec![], "usage::set]: cannot read `--set .lr=1`"),
-        (vec![], vec!["exporter=x"], "usage::plugins]: cannot read `--plugins exporter=x`"),
+        (vec![], vec!["filter=x"], "usage::plugins]: cannot read `--plugins filter=x`"),
         (vec![], vec!["sampler="], "usage::plugins]: cannot read `--plugins sampler=`"),
         (vec!["a.b=1", "a.b=2"], vec![], "usage::conflict]: `--set a.b=1` and `--set a.b=2` set the same key"),
         (vec!["a={}", "a.b=2"], vec![], "usage::conflict]: `--set a={}` and `--set a.b=2` set the same key"),

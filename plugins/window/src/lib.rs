@@ -2,7 +2,7 @@
 //! save after it, would no longer be sure to fit.
 
 use serde::Deserialize;
-use tunehost_plugin_sdk::{CheckpointScheduler, Decision, Plugin, StepInfo};
+use tunehost_plugin_sdk::{CheckpointScheduler, Decision, Memory, Plugin, StepInfo};
 
 mod rfc3339;
 
@@ -71,8 +71,10 @@ impl Plugin for Window {
 impl CheckpointScheduler for Window {
     fn after_step(&mut self, info: StepInfo) -> Result<Decision, String> {
         let now_ms = info.wall_clock_ms;
-        // Before the second step all that is known of a step is the time since the start.
-        let step_ms = self.ready_ms.map_or(info.since_last_save_ms, |ready_ms| now_ms.saturating_sub(ready_ms));
+        // No step takes longer than the time since the last save or the start: all that is known of the first one, and what
+        // keeps the hours between two windows from counting as a step.
+        let since_ready_ms = self.ready_ms.map_or(u64::MAX, |ready_ms| now_ms.saturating_sub(ready_ms));
+        let step_ms = since_ready_ms.min(info.since_last_save_ms);
         self.slowest_step_ms = self.slowest_step_ms.max(step_ms);
 
         let needed_ms = self.slowest_step_ms.saturating_add(info.last_save_cost_ms).saturating_add(self.margin_ms);
@@ -94,7 +96,27 @@ impl CheckpointScheduler for Window {
     }
 }
 
-tunehost_plugin_sdk::export_checkpoint_scheduler!(Window);
+/// When the last step ended (nothing before the first) and how long the slowest took, little endian.
+impl Memory for Window {
+    fn save(&mut self) -> Result<Vec<u8>, String> {
+        let times = [self.ready_ms.unwrap_or(u64::MAX), self.slowest_step_ms];
+        Ok(times.map(u64::to_le_bytes).concat())
+    }
+
+    fn restore(&mut self, state: Vec<u8>) -> Result<(), String> {
+        let (times, rest) = state.as_chunks::<8>();
+        let &[ready_ms, slowest_ms] = times else { return Err(format!("16 bytes expected, not {}", state.len())) };
+        if !rest.is_empty() {
+            return Err(format!("16 bytes expected, not {}", state.len()));
+        }
+        let ready_ms = u64::from_le_bytes(ready_ms);
+        self.ready_ms = (ready_ms != u64::MAX).then_some(ready_ms);
+        self.slowest_step_ms = u64::from_le_bytes(slowest_ms);
+        Ok(())
+    }
+}
+
+tunehost_plugin_sdk::export_checkpoint_scheduler!(Window, with memory);
 
 #[cfg(test)]
 mod tests {
@@ -139,7 +161,7 @@ mod tests {
     fn the_slowest_step_counts_and_a_save_is_no_step() {
         let mut slow = window(0);
         assert!(!stops(&mut slow, info(1, 100_000, 0)));
-        assert!(!stops(&mut slow, info(2, 60_000, 0)));
+        assert!(!stops(&mut slow, StepInfo { since_last_save_ms: 50_000, ..info(2, 60_000, 0) }));
         assert!(!stops(&mut slow, info(3, 50_000, 0)));
         assert!(stops(&mut slow, info(4, 39_000, 0)), "the second step took 40 s");
 
@@ -149,6 +171,18 @@ mod tests {
         assert!(saving.after_step(due).unwrap().save);
         assert!(!stops(&mut saving, info(51, 430_000, 60_000)));
         assert_eq!(saving.slowest_step_ms, 10_000);
+    }
+
+    #[test]
+    fn a_run_that_is_resumed_knows_the_slowest_step_and_does_not_count_the_night() {
+        let mut evening = window(0);
+        assert!(!stops(&mut evening, info(1, 100_000_000, 0)));
+        assert!(!stops(&mut evening, StepInfo { since_last_save_ms: 50_000, ..info(2, 99_960_000, 0) }));
+        let mut morning = window(0);
+        morning.restore(evening.save().unwrap()).unwrap();
+        assert!(!stops(&mut morning, info(3, 60_000, 0)), "the step took 10 s, not a day");
+        assert!(stops(&mut morning, info(4, 39_000, 0)), "the second step took 40 s");
+        assert!(window(0).restore(vec![0; 17]).unwrap_err().contains("not 17"));
     }
 
     #[test]

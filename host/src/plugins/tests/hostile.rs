@@ -101,6 +101,14 @@ fn an_answer_beyond_its_size_is_refused() {
 }
 
 #[test]
+fn an_answer_of_a_gigabyte_is_refused_before_the_host_holds_it() {
+    let room = Limits { memory_bytes_max: 1536 << 20, call_deadline_ms: 60_000, ..Limits::of(Kind::Sampler) };
+    let error = load("gigabyte-answer", room).unwrap().plan(&small_request()).unwrap_err();
+    assert_error(&error, "plugin::answer_too_large", &["hostile-sampler 0.1.0", "plan", "at most 256 MiB"]);
+    assert_plan_error("gigabyte-answer", "plugin::memory", &["at most 64 MiB"]);
+}
+
+#[test]
 fn text_that_is_no_text_is_refused() {
     assert_plan_error("invalid-utf8", "plugin::broken_answer", &["utf-8", "bug in the plugin"]);
 }
@@ -168,10 +176,49 @@ fn patched(name: &str, from: &str, to: &str) -> Vec<u8> {
 }
 
 #[test]
+fn a_component_of_another_world_is_refused() {
+    let path = format!("{HOSTILE}/wrong-world.wasm");
+    let error = PluginRef::resolve(Kind::Sampler, &path, &[]).unwrap_err();
+    let parts = ["wrong-world.wasm", "no plugin of tunehost's", "it exports example:other/thing", "one of the worlds"];
+    assert_error(&error, "plugin::wrong_kind", &parts);
+    let error = PluginRef::resolve(Kind::CorpusFilter, &format!("{HOSTILE}/hostile-sampler.wasm"), &[]).unwrap_err();
+    assert_error(
+        &error,
+        "plugin::wrong_kind",
+        &["hostile-sampler 0.1.0", "is a sampler", "a corpus-filter", "keep-all"],
+    );
+}
+
+#[test]
+fn a_component_of_a_newer_contract_is_refused() {
+    let error = PluginRef::resolve(Kind::Sampler, &format!("{HOSTILE}/newer-contract.wasm"), &[]).unwrap_err();
+    let parts = ["newer-contract.wasm", "version 0.2.0", "at most 0.1.0", "update tunehost"];
+    assert_error(&error, "plugin::contract_too_new", &parts);
+}
+
+#[test]
+fn a_component_that_imports_sockets_is_refused() {
+    let error = PluginRef::resolve(Kind::Sampler, &format!("{HOSTILE}/imports-sockets.wasm"), &[]).unwrap_err();
+    assert_error(&error, "plugin::forbidden_import", &["imports-sockets.wasm", "imports wasi:sockets/"]);
+}
+
+/// The module inside a component.
+fn core_module(component: &[u8]) -> Vec<u8> {
+    let module = wasmparser::Parser::new(0).parse_all(component).find_map(|payload| match payload.unwrap() {
+        wasmparser::Payload::ModuleSection { unchecked_range, .. } => Some(unchecked_range),
+        _ => None,
+    });
+    component[module.expect("a component holds a module")].to_vec()
+}
+
+#[test]
 fn what_is_no_component_is_refused() {
     let error = |bytes: &[u8]| resolve_bytes(Kind::Sampler, bytes).unwrap_err();
-    let module = b"\0asm\x01\0\0\0";
-    assert_error(&error(module), "plugin::not_a_component", &["x.wasm", "core WebAssembly module"]);
+    assert_error(
+        &error(&core_module(find("in-order").unwrap())),
+        "plugin::not_a_component",
+        &["x.wasm", "core WebAssembly module"],
+    );
     assert_error(&error(b"#!/bin/sh\n"), "plugin::not_a_component", &["x.wasm", "at byte 0"]);
     assert_error(&error(b""), "plugin::not_a_component", &["x.wasm"]);
     let empty = b"\0asm\x0d\0\x01\0";

@@ -20,18 +20,15 @@ fn folder(names: &[&str]) -> tempfile::TempDir {
 #[test]
 fn every_bundled_plugin_says_what_it_is() {
     for (name, _) in BUNDLED {
-        let kind = if ["wall-clock", "every-n-steps", "window"].contains(&name) {
-            Kind::CheckpointScheduler
-        } else {
-            Kind::Sampler
-        };
-        let plugin = bundled(kind, name);
+        let plugin = PluginRef::resolve_any(name, &[]).unwrap();
         let identity = plugin.identity();
         assert_eq!((identity.name.as_str(), identity.version.as_str()), (name, "0.1.0"));
         assert_eq!((identity.contract.as_str(), &identity.origin), ("0.1.0", &Origin::Bundled));
         let imports = Metadata::read(plugin.bytes(), name).unwrap().imports;
         assert_eq!(imports, ["tunehost:plugin/host@0.1.0"]);
     }
+    let count = |kind| list(&[]).0.iter().filter(|listed| listed.kind == kind).count();
+    assert_eq!(Kind::ALL.map(count), [5, 4, 3, 2, 1]);
 }
 
 #[test]
