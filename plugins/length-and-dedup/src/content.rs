@@ -34,7 +34,32 @@ impl Content {
         hash128(self.parts().map(Value::to_string).join("\n").as_bytes(), 0)
     }
 
+    /// All its words and numbers, in lower case and joined by single spaces. Roles are words too, and tokens numbers.
+    pub fn words(&self) -> String {
+        let mut words = String::new();
+        self.parts().into_iter().for_each(|part| add_words(part, &mut words));
+        words
+    }
+
     fn parts(&self) -> [&Value; 5] {
         [&self.messages, &self.tools, &self.text, &self.input_ids, &self.labels]
+    }
+}
+
+fn add_words(value: &Value, words: &mut String) {
+    let mut add = |text: &str| {
+        for word in text.split_whitespace() {
+            if !words.is_empty() {
+                words.push(' ');
+            }
+            words.extend(word.chars().flat_map(char::to_lowercase));
+        }
+    };
+    match value {
+        Value::String(text) => add(text),
+        Value::Number(number) => add(&number.to_string()),
+        Value::Array(values) => values.iter().for_each(|value| add_words(value, words)),
+        Value::Object(values) => values.values().for_each(|value| add_words(value, words)),
+        Value::Null | Value::Bool(_) => {}
     }
 }

@@ -104,16 +104,18 @@ fn copies_may_be_kept() {
 
 #[test]
 fn it_does_not_matter_how_chunks_are_cut_and_the_first_starts_anew() {
-    let records = texts(40, 11);
-    let mut filter = filter("{}");
-    let whole = reasons(filter.filter(chunk(0, &records)).unwrap());
-    assert_eq!(whole.iter().filter(|reason| reason.is_empty()).count(), 11);
-    for size in [1, 3, 39] {
-        let mut cut = Vec::new();
-        for (at, part) in records.chunks(size).enumerate() {
-            cut.extend(reasons(filter.filter(chunk((at * size) as u64, part)).unwrap()));
+    let records: Vec<String> = texts(40, 11).into_iter().chain((0..20).map(chat)).collect();
+    for (settings, kept) in [("{}", 31), (r#"{"dedup": "near"}"#, 15)] {
+        let mut filter = filter(settings);
+        let whole = reasons(filter.filter(chunk(0, &records)).unwrap());
+        assert_eq!(whole.iter().filter(|reason| reason.is_empty()).count(), kept);
+        for size in [1, 3, 39] {
+            let mut cut = Vec::new();
+            for (at, part) in records.chunks(size).enumerate() {
+                cut.extend(reasons(filter.filter(chunk((at * size) as u64, part)).unwrap()));
+            }
+            assert_eq!(cut, whole, "chunks of {size}, {settings}");
         }
-        assert_eq!(cut, whole, "chunks of {size}");
     }
 }
 
@@ -121,4 +123,48 @@ fn it_does_not_matter_how_chunks_are_cut_and_the_first_starts_anew() {
 fn a_record_that_is_no_json_is_named() {
     let refusal = filter("{}").filter(chunk(0, &["{".into()])).unwrap_err();
     assert!(refusal.starts_with("record r:0: EOF"), "{refusal}");
+}
+
+/// A chat whose answer is sixty words, the last ones changed.
+fn chat(changed: usize) -> String {
+    let word = |at: usize| if at < 60 - changed { format!("word{at}") } else { format!("other{at}") };
+    let answer: Vec<String> = (0..60).map(word).collect();
+    let answer = answer.join(" ");
+    format!(
+        r#"{{"messages": [{{"role": "user", "content": "Go on"}}, {{"role": "assistant", "content": "{answer}"}}]}}"#
+    )
+}
+
+#[test]
+fn near_copies_have_most_runs_of_three_words_in_common() {
+    let records: Vec<String> = [0, 1, 0, 12, 13].into_iter().map(chat).collect();
+    let near = "near copy of an earlier record";
+    let expected = ["", near, "copy of an earlier record", "", near];
+    assert_eq!(reasons(filter(r#"{"dedup": "near"}"#).filter(chunk(0, &records)).unwrap()), expected);
+    let strict = r#"{"dedup": "near", "similarity": 1}"#;
+    let expected = ["", "", "copy of an earlier record", "", ""];
+    assert_eq!(reasons(filter(strict).filter(chunk(0, &records)).unwrap()), expected);
+}
+
+#[test]
+fn near_copies_may_differ_in_case_and_white_space() {
+    let records = [r#"{"text": "Good morning, World"}"#, r#"{"text": "good\n morning,  ÉCOLE"}"#];
+    let shouted = [r#"{"text": "\tGOOD MORNING, WORLD"}"#, r#"{"text": "good morning, école "}"#];
+    let records: Vec<String> = records.into_iter().chain(shouted).map(String::from).collect();
+    let near = "near copy of an earlier record";
+    assert_eq!(reasons(filter(r#"{"dedup": "near"}"#).filter(chunk(0, &records)).unwrap()), ["", "", near, near]);
+    let tokens = [r#"{"input_ids": [1, 2, 3, 4]}"#, r#"{"input_ids": [4, 3, 2, 1]}"#].map(String::from);
+    assert_eq!(reasons(filter(r#"{"dedup": "near"}"#).filter(chunk(0, &tokens)).unwrap()), ["", ""]);
+}
+
+#[test]
+fn the_similarity_is_a_share_and_for_near_copies() {
+    for (settings, expected) in [
+        (r#"{"similarity": 0.9}"#, "similarity is for dedup"),
+        (r#"{"dedup": "near", "similarity": 0}"#, "above 0 and at most 1, not 0"),
+        (r#"{"dedup": "near", "similarity": 1.5}"#, "above 0 and at most 1, not 1.5"),
+    ] {
+        let refusal = LengthAndDedup::new(serde_json::from_str(settings).unwrap()).err().unwrap();
+        assert!(refusal.contains(expected), "{refusal}");
+    }
 }

@@ -45,12 +45,15 @@ impl SplitMix64 {
     /// The groups of `items` that end at `ends`, every order of the groups equally likely: the items, and where the
     /// groups end now. Rows or micro-batches, at the close of a plan.
     pub fn shuffle_groups(&mut self, items: &[u32], ends: &[u32]) -> (Vec<u32>, Vec<u32>) {
-        let mut order: Vec<u32> = (0..ends.len() as u32).collect();
-        self.shuffle(&mut order);
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let mut groups: Vec<(u32, u32)> = starts.zip(ends.iter().copied()).collect();
+        self.shuffle(&mut groups);
         let (mut shuffled, mut shuffled_ends) = (Vec::with_capacity(items.len()), Vec::with_capacity(ends.len()));
-        for group in order {
-            let start = if group == 0 { 0 } else { ends[group as usize - 1] };
-            shuffled.extend_from_slice(&items[start as usize..ends[group as usize] as usize]);
+        for (start, end) in groups {
+            // One by one: most groups are small, and a call to copy memory costs more than they do.
+            for &item in &items[start as usize..end as usize] {
+                shuffled.push(item);
+            }
             shuffled_ends.push(shuffled.len() as u32);
         }
         (shuffled, shuffled_ends)
