@@ -1,5 +1,5 @@
 //! An eligibility policy that misbehaves as its setting `act` says. Where it can, it starts from the first blocker resting
-//! on the first grant and spoils one thing.
+//! on the first grant and spoils one thing; where nothing stands against a corpus it overrides nothing.
 
 use serde::Deserialize;
 use tunehost_plugin_sdk::{CaseFile, Eligibility, Plugin, Ruling};
@@ -41,6 +41,11 @@ impl Plugin for Hostile {
 impl Eligibility for Hostile {
     fn rule(&mut self, case: CaseFile) -> Result<Ruling, String> {
         let mut ruling = Ruling { overridden: vec![0], by_grant: vec![0], substitute_controls: Vec::new() };
+        if case.blockers.is_empty() {
+            ruling.overridden.clear();
+            ruling.by_grant.clear();
+            return Ok(ruling);
+        }
         match self.act {
             Act::UnknownBlocker => ruling.overridden[0] = case.blockers.len() as u32,
             Act::SameBlockerTwice => {

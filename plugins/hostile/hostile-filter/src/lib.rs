@@ -1,4 +1,4 @@
-//! A corpus filter that misbehaves as its setting `act` says, at the first record of every chunk; it keeps the others.
+//! A corpus filter that misbehaves as its setting `act` says, at the first record of the corpus; it keeps the others.
 
 use serde::Deserialize;
 use tunehost_plugin_sdk::{Action, Chunk, CorpusFilter, Plugin, Verdicts};
@@ -9,7 +9,7 @@ struct Config {
     act: Act,
 }
 
-#[derive(Deserialize, Clone, Copy)]
+#[derive(Deserialize, Clone, Copy, PartialEq)]
 #[serde(rename_all = "kebab-case")]
 enum Act {
     Panic,
@@ -25,7 +25,7 @@ enum Act {
     NoJson,
     NoObject,
     UnknownShape,
-    // Every chunk by itself is right.
+    // At the first record of every chunk, each of which by itself is right.
     CutDependent,
 }
 
@@ -47,6 +47,9 @@ impl CorpusFilter for Hostile {
     fn filter(&mut self, chunk: Chunk) -> Result<Verdicts, String> {
         let mut verdicts = Verdicts { actions: vec![Action::Keep; chunk.ids.len()], texts: Vec::new() };
         let Some(id) = chunk.ids.first() else { return Ok(verdicts) };
+        if chunk.first != 0 && self.act != Act::CutDependent {
+            return Ok(verdicts);
+        }
         let mut answer = |action, texts: &[&str]| {
             verdicts.actions[0] = action;
             verdicts.texts = texts.iter().map(|text| text.to_string()).collect();
