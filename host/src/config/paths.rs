@@ -1,6 +1,6 @@
 //! A path in a file is relative to that file, a path on the command line to the current directory.
 
-use super::{Config, Origin, PLUGIN_KINDS, keys};
+use super::{Config, EligibilityConfig, Origin, PLUGIN_KINDS, keys};
 use std::path::{Component, Path, PathBuf};
 
 /// Whether a plugin is named by a path, not by the name of a bundled or installed one.
@@ -13,7 +13,15 @@ pub fn is_plugin_path(plugin: &str) -> bool {
 /// change while what lies there stays the same.
 pub fn holds_path(key: &str) -> bool {
     let source = key.starts_with("data.sources[") && key.ends_with("].path");
-    source || ["model.base", "data.template", "plugins.search_path", "run.root"].contains(&key)
+    let keys = [
+        "model.base",
+        "data.template",
+        "plugins.search_path",
+        "eligibility.manifest",
+        "eligibility.grants",
+        "run.root",
+    ];
+    source || keys.contains(&key)
 }
 
 /// Joins every path with the folder of the file that it was written in.
@@ -52,6 +60,12 @@ fn for_each_path(config: &mut Config, change: &mut dyn FnMut(&str, &Path) -> Pat
     }
     for (i, folder) in config.plugins.search_path.iter_mut().enumerate() {
         *folder = change(&keys::index("plugins.search_path", i), folder);
+    }
+    let EligibilityConfig { manifest, grants } = &mut config.eligibility;
+    for (key, path) in [("eligibility.manifest", manifest), ("eligibility.grants", grants)] {
+        if let Some(path) = path {
+            *path = change(key, path);
+        }
     }
     config.run.root = change("run.root", &config.run.root);
 }

@@ -24,6 +24,9 @@ pub struct Config {
     /// Policy components.
     #[serde(default)]
     pub plugins: PluginsConfig,
+    /// Whether the corpora may be trained on.
+    #[serde(default)]
+    pub eligibility: EligibilityConfig,
     /// Held-out evaluation.
     #[serde(default)]
     pub eval: EvalConfig,
@@ -295,6 +298,16 @@ impl PluginsConfig {
         let position = PLUGIN_KINDS.iter().position(|known| *known == kind).expect("a kind of plugin");
         self.named()[position]
     }
+}
+
+/// What the eligibility plugin rules on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EligibilityConfig {
+    /// The corpus manifest; without it the plugin is not asked.
+    pub manifest: Option<PathBuf>,
+    /// The grants; their ledger is beside them.
+    pub grants: Option<PathBuf>,
 }
 
 /// Held-out loss.

@@ -277,6 +277,25 @@ fn wrong_flags_are_named() {
 }
 
 #[test]
+fn what_eligibility_rules_on_belongs_to_its_file_and_is_never_named_in_vain() {
+    let manifest = "[eligibility]\nmanifest = \"corpora.toml\"\ngrants = \"../grants.toml\"\n";
+    let child = format!("extends = \"../a.toml\"\nplugins.eligibility = \"mine\"\n{manifest}");
+    let files = Files::new(&[("sub/b.toml", &child), ("a.toml", SMALLEST)]);
+    let eligibility = files.load(&[], &[]).unwrap().config.eligibility;
+    assert_eq!(eligibility.manifest, Some(files.path("sub/corpora.toml")));
+    assert_eq!(eligibility.grants, Some(files.path("grants.toml")));
+
+    for (more, key) in [
+        ("[plugins]\neligibility = \"mine\"\n", "`plugins.eligibility` is \"mine\""),
+        ("[eligibility]\ngrants = \"g.toml\"\n", "`eligibility.grants` is \""),
+    ] {
+        let error = error_of("", more);
+        assert!(error.starts_with(&format!("error[config::invalid_value]: a.toml:10: {key}")), "{error}");
+        assert!(error.contains("expected: `eligibility.manifest`"), "{error}");
+    }
+}
+
+#[test]
 fn show_lists_values_and_origins() {
     let resolved = Files::new(&[("a.toml", SMALLEST)]).load(&["train.lr=3e-3"], &[]).unwrap();
     let shown = show(&resolved);

@@ -1,6 +1,6 @@
 //! What the types of the schema cannot say: ranges, and values that contradict each other.
 
-use super::{Config, Origin, PLUGIN_KINDS, Targets, keys};
+use super::{Config, Origin, PLUGIN_KINDS, PluginsConfig, Targets, keys};
 use crate::error::{Error, Result};
 use std::fmt::Debug;
 
@@ -12,7 +12,7 @@ const RANK_MAX: usize = 1 << 16;
 /// Checks every value; `origin` gives the place of a key for the message.
 pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<()> {
     let check = Checker { origin };
-    let Config { name, model: _, data, lora, train, plugins, eval: _, export: _, run: _ } = config;
+    let Config { name, model: _, data, lora, train, plugins, eligibility, eval: _, export: _, run: _ } = config;
 
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let folder = name.chars().all(plain) && !name.starts_with('.') && !name.is_empty();
@@ -63,6 +63,14 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
 
     for (kind, plugin) in PLUGIN_KINDS.into_iter().zip(plugins.named()) {
         check.that(!plugin.is_empty(), &keys::join("plugins", kind), plugin, "a name or a path")?;
+    }
+    // What is named must not stand unused.
+    let asked = eligibility.manifest.is_some();
+    let default = asked || plugins.eligibility == PluginsConfig::default().eligibility;
+    let manifest = "`eligibility.manifest` beside it: without one the plugin is not asked";
+    check.that(default, "plugins.eligibility", &plugins.eligibility, manifest)?;
+    if let Some(grants) = &eligibility.grants {
+        check.that(asked, "eligibility.grants", grants, manifest)?;
     }
     if let Some(kind) = plugins.config.keys().find(|kind| !PLUGIN_KINDS.contains(&kind.as_str())) {
         let key = keys::join("plugins.config", kind);
