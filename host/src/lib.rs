@@ -6,6 +6,7 @@ pub mod cli;
 pub mod config;
 pub mod corpus;
 pub mod device;
+pub mod eligibility;
 pub mod error;
 pub mod export;
 pub mod generate;

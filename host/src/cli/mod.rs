@@ -3,6 +3,7 @@
 mod config;
 mod corpus;
 mod generate;
+mod grants;
 mod load;
 mod plugins;
 mod run;
@@ -37,6 +38,9 @@ enum Command {
     /// The corpus of a configuration.
     #[command(subcommand)]
     Corpus(CorpusCommand),
+    /// Permissions to train on corpora that something stands against.
+    #[command(subcommand)]
+    Grants(GrantsCommand),
     /// The configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -228,6 +232,20 @@ struct BatchesArgs {
 }
 
 #[derive(Debug, Subcommand)]
+enum GrantsCommand {
+    /// Make the ledger of a new grants file, FILE's name with .ledger.jsonl, in which runs write what they use.
+    Open {
+        /// The grants, a TOML file.
+        file: PathBuf,
+    },
+    /// Scope, operator, expiry, uses left and runs of every grant.
+    Show {
+        /// The grants, a TOML file.
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Every resolved value and where it came from.
     Show(ConfigArgs),
@@ -251,6 +269,8 @@ pub fn execute(cli: Cli) -> Result<()> {
             PluginsCommand::Wit { out } => plugins::wit(out.as_deref()),
         },
         Command::Corpus(CorpusCommand::Batches(args)) => corpus::batches(&args),
+        Command::Grants(GrantsCommand::Open { file }) => grants::open(&file),
+        Command::Grants(GrantsCommand::Show { file }) => grants::show(&file),
         Command::Config(ConfigCommand::Show(args)) => config::show(&args),
     }
 }

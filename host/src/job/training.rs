@@ -7,6 +7,7 @@ use crate::model::adapter::Adapter;
 use crate::plugins::{CheckpointScheduler, StepInfo};
 use crate::report::{Reporter, StepView};
 use crate::run::checkpoint::{self, Checkpoint, Position};
+use crate::run::clock::unix_ms_now;
 use crate::run::folder::{CHECKPOINTS, METRICS, RunFolder, TIMING};
 use crate::run::metrics::{StepLog, StepMetrics, StepTiming};
 use crate::run::signal::StopRequest;
@@ -17,7 +18,7 @@ use crate::train::state;
 use crate::train::steps::Step;
 use crate::train::trainer::Trainer;
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Steps over which the shown speed is averaged.
 const SPEED_STEPS: usize = 20;
@@ -112,7 +113,7 @@ impl Loop<'_> {
             let decision = scheduler.after_step(&StepInfo {
                 step: metric.step,
                 total_steps: total,
-                wall_clock_ms: millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+                wall_clock_ms: unix_ms_now(),
                 since_last_save_ms: millis(last_save.0.elapsed()),
                 last_save_cost_ms: millis(last_save.1),
                 loss: metric.loss,

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// One thing that is not as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus[i]`, `plugin/<kind>`,
+    /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus manifest`, `corpus[i]`, `plugin/<kind>`,
     /// `kernel/<name>`, `device`, `instruction sets`, `version`.
     pub key: String,
     /// Its value or hash when the run was started; nothing where it was not there.
@@ -67,7 +67,11 @@ fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
     let named = |name: &str, file: &Option<FileHash>| file.as_ref().map(|file| (name.to_string(), file.sha256.clone()));
     inputs.base.iter().for_each(|(name, file)| add(format!("base/{name}"), &file.sha256));
     inputs.corpus.iter().enumerate().for_each(|(i, file)| add(format!("corpus[{i}]"), &file.sha256));
-    let single = [named("tokenizer", &inputs.tokenizer), named("template", &inputs.template)];
+    let single = [
+        named("tokenizer", &inputs.tokenizer),
+        named("template", &inputs.template),
+        named("corpus manifest", &inputs.corpus_manifest),
+    ];
     single.into_iter().flatten().for_each(|(name, hash)| add(name, &hash));
     for (kind, plugin) in &inputs.plugins {
         add(format!("plugin/{kind}"), &format!("{} {} {}", plugin.name, plugin.version, plugin.sha256));
@@ -125,11 +129,12 @@ mod tests {
         assert_eq!(keys(&stored, &now), ["base/config.json", "corpus[0]", "tokenizer"]);
 
         type Edit = fn(&mut Provenance);
-        let edits: [(&str, Edit); 9] = [
+        let edits: [(&str, Edit); 10] = [
             ("train.max_steps", |p| p.config.get_mut("train.max_steps").unwrap().value = Some("5".into())),
             ("train.epochs", |p| p.config.get_mut("train.epochs").unwrap().value = Some("2".into())),
             ("train.micro_batch", |p| p.config.get_mut("train.micro_batch").unwrap().value = Some("1".into())),
             ("template", |p| p.inputs.template = p.inputs.tokenizer.clone()),
+            ("corpus manifest", |p| p.inputs.corpus_manifest = p.inputs.tokenizer.clone()),
             ("plugin/sampler", |p| p.inputs.plugins.get_mut("sampler").unwrap().sha256 = "0".into()),
             ("kernel/grouped_mm", |p| p.kernels.get_mut("grouped_mm").unwrap().resolved = "cube".into()),
             ("instruction sets", |p| p.machine.instruction_sets = vec!["mmx".into()]),

@@ -7,6 +7,21 @@ pub fn utc_now() -> String {
     rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
+/// The current time in milliseconds since 1970-01-01 UTC.
+pub fn unix_ms_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar (`days_from_civil` of the same source as below).
+pub fn unix_days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let month_from_march = (month + 9) % 12;
+    let day_of_year = (153 * month_from_march + 2) / 5 + day - 1;
+    let day_of_era = 365 * year_of_era + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    era * 146_097 + day_of_era - 719_468
+}
+
 /// Seconds since 1970-01-01 as RFC 3339. Days become a date in the proleptic Gregorian calendar, counted in eras of 400
 /// years that begin on the first of March, so that a leap day comes last (Howard Hinnant, "chrono-Compatible Low-Level
 /// Date Algorithms", `civil_from_days`).
@@ -40,6 +55,9 @@ mod tests {
             (4_107_542_400, "2100-03-01T00:00:00Z"),
         ] {
             assert_eq!(rfc3339(unix_s), text);
+            let number = |range: std::ops::Range<usize>| text[range].parse().unwrap();
+            assert_eq!(unix_days(number(0..4), number(5..7), number(8..10)), (unix_s / 86_400) as i64, "{text}");
         }
+        assert_eq!(unix_days(1969, 12, 31), -1);
     }
 }

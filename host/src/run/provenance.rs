@@ -51,6 +51,9 @@ pub struct Provenance {
     /// Each time the run was taken up again.
     #[serde(default)]
     pub resumes: Vec<Resume>,
+    /// Whether the corpora may be trained on; nothing where the run was started before this was asked.
+    #[serde(default)]
+    pub eligibility: Option<EligibilityRecord>,
     /// By check: what it found.
     #[serde(default)]
     pub verdicts: BTreeMap<String, String>,
@@ -86,6 +89,9 @@ pub struct Inputs {
     pub tokenizer: Option<FileHash>,
     /// The chat template, where one is used.
     pub template: Option<FileHash>,
+    /// The corpus manifest, where there is one.
+    #[serde(default)]
+    pub corpus_manifest: Option<FileHash>,
     /// The corpus, in the order of `data.sources`.
     pub corpus: Vec<FileHash>,
     /// By kind.
@@ -123,6 +129,60 @@ pub struct Resume {
     pub from_step: u64,
     /// The command, word by word.
     pub command_line: Vec<String>,
+}
+
+/// What permits the run to train on its corpora.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EligibilityRecord {
+    /// What the eligibility plugin decided, or why it was not asked.
+    pub verdict: String,
+    /// Whether anything that stands against a corpus was overridden.
+    pub training_eligibility_override: bool,
+    /// What was overridden.
+    pub overridden_blockers: Vec<Overridden>,
+    /// What is done in place of it, in the plugin's words.
+    pub substitute_controls: Vec<String>,
+    /// The grants that the run used, as they were then.
+    pub grants: Vec<GrantUse>,
+    /// The ledger's last line when the run had written its uses; nothing without grants, or before.
+    pub ledger: Option<LedgerHead>,
+}
+
+/// Something that stands against a corpus and does not stop the run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overridden {
+    /// `corpus/blocker`.
+    pub blocker: String,
+    /// Why it stands there, as the manifest says.
+    pub reason: String,
+    /// Id of the grant that it rests on.
+    pub grant: String,
+}
+
+/// A grant that the run used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantUse {
+    /// Its id.
+    pub id: String,
+    /// `corpus` or `corpus/blocker`.
+    pub scope: String,
+    /// Who gave it.
+    pub operator: String,
+    /// When it ends, as the grants file says.
+    pub expires: String,
+    /// Runs that it was good for.
+    pub uses: u32,
+}
+
+/// A line of a ledger of grants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerHead {
+    /// The ledger, without links.
+    pub path: String,
+    /// The line, counted from 1; 0 is the empty ledger.
+    pub sequence: u64,
+    /// Its hash; 64 zeros in the empty ledger.
+    pub sha256: String,
 }
 
 /// How a run ended.
@@ -192,6 +252,7 @@ impl Provenance {
             kernels,
             seeds: BTreeMap::from([("train.seed".into(), resolved.config.train.seed)]),
             resumes: Vec::new(),
+            eligibility: None,
             verdicts: BTreeMap::new(),
             outcome: None,
         }
@@ -269,6 +330,7 @@ pub(super) mod tests {
             base: [("config.json".to_string(), corpus.clone())].into(),
             tokenizer: Some(corpus.clone()),
             template: None,
+            corpus_manifest: None,
             corpus: vec![corpus],
             plugins: [("sampler".to_string(), plugin)].into(),
         };
