@@ -66,9 +66,9 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
     }
     // What is named must not stand unused.
     let asked = eligibility.manifest.is_some();
-    let default = asked || plugins.eligibility == PluginsConfig::default().eligibility;
+    let used = asked || plugins.eligibility == PluginsConfig::default().eligibility;
     let manifest = "`eligibility.manifest` beside it: without one the plugin is not asked";
-    check.that(default, "plugins.eligibility", &plugins.eligibility, manifest)?;
+    check.that(used, "plugins.eligibility", &plugins.eligibility, manifest)?;
     if let Some(grants) = &eligibility.grants {
         check.that(asked, "eligibility.grants", grants, manifest)?;
     }

@@ -35,6 +35,7 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         let (path, bytes) = (template.origin.clone().into(), template.source.len() as u64);
         inputs.template = Some(FileHash { path, bytes, sha256: template.sha256.clone() });
     }
+    inputs.corpus_manifest = prepared.corpus_manifest.clone();
     inputs.corpus = prepared
         .corpus
         .files

@@ -9,6 +9,7 @@ mod training;
 use crate::config::{self, Config, Resolved};
 use crate::corpus::Corpus;
 use crate::device;
+use crate::eligibility::{self, manifest::Manifest};
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::report::Reporter;
@@ -18,11 +19,12 @@ use crate::run::checkpoint::newest_whole;
 use crate::run::clock::utc_now;
 use crate::run::folder::{CHECKPOINTS, CONFIG, FILTER, ORDER, RunFolder, TRUNCATION};
 use crate::run::manifest::OrderManifest;
-use crate::run::provenance::{Outcome, Provenance, Status};
+use crate::run::provenance::{EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
 use crate::train::optimizer::AdamW;
 use crate::train::state;
+use policies::Policies;
 use prepare::Prepared;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -42,14 +44,19 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     if let Some(dir) = run_dir {
         RunFolder::check_free(dir)?;
     }
-    let mut prepared = Prepared::new(config, reporter)?;
+    let manifest = manifest(config)?;
+    let mut policies = Policies::load(&config.plugins)?;
+    let eligibility = eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, None)?;
+    say(&eligibility, reporter);
+    let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
     let folder = match run_dir {
         Some(dir) => RunFolder::create_at(dir)?,
         None => RunFolder::create(&config.run.root, &config.name)?,
     };
     reporter.line(format!("run folder  {}", folder.path().display()));
     reporter.event("run", json!({"folder": folder.path(), "steps": prepared.steps.len()}));
-    let provenance = inputs::provenance(&folder, resolved, &prepared)?;
+    let mut provenance = inputs::provenance(&folder, resolved, &prepared)?;
+    provenance.eligibility = Some(eligibility);
     atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
     let report = serde_json::to_vec_pretty(&prepared.corpus.report).expect("a report is numbers and strings");
     atomic::write(&folder.file(TRUNCATION), &report, Existing::Refuse)?;
@@ -58,6 +65,7 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
     session.conclude(provenance, reporter, |session, provenance, reporter| {
+        session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
         let adapter = Adapter::init(prepared.lora.clone(), config.train.seed, &engine.model.device);
         let optimizer = AdamW::new(&config.train, &adapter);
@@ -77,7 +85,13 @@ pub fn resume(dir: &Path, reporter: &mut Reporter) -> Result<()> {
     let resolved = config::load(&folder.file(CONFIG), &[], &[])?;
     let config = &resolved.config;
     let mut provenance = Provenance::read(folder.path())?;
-    let mut prepared = Prepared::new(config, reporter)?;
+    let manifest = manifest(config)?;
+    let mut policies = Policies::load(&config.plugins)?;
+    let (stored, run) = (provenance.eligibility.take(), &provenance.run_id);
+    let eligibility = eligibility::resume(config, manifest.as_ref(), &mut policies.eligibility, stored, run)?;
+    say(&eligibility, reporter);
+    provenance.eligibility = Some(eligibility);
+    let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
     refuse_changes(&provenance, &inputs::provenance(&folder, &resolved, &prepared)?)?;
     let newest = newest_whole(&folder.file(CHECKPOINTS))?;
     for broken in &newest.broken {
@@ -89,6 +103,7 @@ pub fn resume(dir: &Path, reporter: &mut Reporter) -> Result<()> {
     provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
     session.conclude(provenance, reporter, |session, provenance, reporter| {
+        session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
         let device = device::open(&config.model.device)?;
         let (adapter, optimizer) = match &newest.checkpoint {
@@ -104,6 +119,19 @@ pub fn resume(dir: &Path, reporter: &mut Reporter) -> Result<()> {
         };
         session.train(&mut prepared, &engine, Progress { step, adapter, optimizer }, provenance, reporter)
     })
+}
+
+/// The corpus manifest of a configuration that names one.
+fn manifest(config: &Config) -> Result<Option<Manifest>> {
+    config.eligibility.manifest.as_ref().map(|path| Manifest::read(path)).transpose()
+}
+
+/// Says what permits the run to train.
+fn say(record: &EligibilityRecord, reporter: &Reporter) {
+    for Overridden { blocker, reason, grant } in &record.overridden_blockers {
+        reporter.warn(format!("{blocker} ({reason}) does not stop this run: grant {grant}"));
+    }
+    reporter.line(format!("eligibility {}", record.verdict));
 }
 
 struct Session<'a> {
@@ -151,6 +179,13 @@ impl Session<'_> {
                 self.folder.path().display()
             )),
         }
+    }
+
+    /// Nothing is trained before the grants that permit it are in the ledger as used by this run.
+    fn consume_grants(&self, provenance: &mut Provenance) -> Result<()> {
+        let Some(record) = &mut provenance.eligibility else { return Ok(()) };
+        eligibility::consume(self.config, record, &provenance.run_id)?;
+        provenance.write(self.folder)
     }
 
     fn train(

@@ -5,6 +5,7 @@ use crate::config::{Config, Recompute, RecomputeWord};
 use crate::corpus::{self, Corpus};
 use crate::device;
 use crate::error::{Error, Result};
+use crate::hash::FileHash;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::TextConfig;
 use crate::model::lora::{LoraPlan, group};
@@ -27,6 +28,8 @@ pub struct Prepared {
     pub lora: LoraPlan,
     /// The records.
     pub corpus: Corpus,
+    /// The corpus manifest, where there is one.
+    pub corpus_manifest: Option<FileHash>,
     /// The plugins.
     pub policies: Policies,
     /// Optimiser steps of the whole run.
@@ -40,9 +43,13 @@ impl Prepared {
     ///
     /// # Errors
     /// Classes `device`, `model`, `config`, `plugin`, `corpus`.
-    pub fn new(config: &Config, reporter: &Reporter) -> Result<Self> {
+    pub fn new(
+        config: &Config,
+        corpus_manifest: Option<FileHash>,
+        mut policies: Policies,
+        reporter: &Reporter,
+    ) -> Result<Self> {
         device::open(&config.model.device)?;
-        let mut policies = Policies::load(&config.plugins)?;
         let text = TextConfig::read(&config.model.base)?;
         let checkpoint = Checkpoint::open(&config.model.base)?;
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
@@ -86,7 +93,7 @@ impl Prepared {
         let names = policies.identities().map(|p| format!("{} {} {}", p.kind.name(), p.name, p.version));
         reporter.line(format!("plugins     {}", names.join(", ")));
         reporter.line(format!("plan        {} optimiser steps", group(steps.len())));
-        Ok(Self { text, checkpoint, lora, corpus, policies, steps, dropped })
+        Ok(Self { text, checkpoint, lora, corpus, corpus_manifest, policies, steps, dropped })
     }
 
     /// Reads the base's weights to the device.
