@@ -3,7 +3,7 @@
 use wasmparser::{Encoding, Parser, Payload};
 
 use super::Kind;
-use super::since_v0_1_0;
+use super::versions::{self, PUBLISHED};
 use crate::error::{Error, Result};
 
 /// The custom section with `{"name": "...", "version": "..."}`.
@@ -93,7 +93,7 @@ impl Outside {
         // A component of a newer contract may be of a kind that this host has never heard of: the version is what to
         // say.
         for (_, version) in ours() {
-            check_contract(version, label)?;
+            versions::resolve(version, &PUBLISHED, label)?;
         }
         let mut kinds = ours().filter_map(|(interface, version)| {
             Kind::ALL.into_iter().find(|kind| kind.interface() == interface).map(|kind| (kind, version))
@@ -123,38 +123,16 @@ fn parse_section(json: &[u8], label: &str) -> Result<Section> {
     })
 }
 
-fn check_contract(version: &str, label: &str) -> Result<()> {
-    let ours = since_v0_1_0::VERSION;
-    let number = |version: &str| {
-        version.splitn(3, '.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>().filter(|n| n.len() == 3)
-    };
-    match number(version).map(|theirs| Some(theirs).cmp(&number(ours))) {
-        Some(std::cmp::Ordering::Equal) => Ok(()),
-        Some(std::cmp::Ordering::Greater) => Err(Error::new(
-            "plugin::contract_too_new",
-            format!("{label} is built for version {version} of the plugin contract"),
-        )
-        .expected(format!("at most {ours}, which this tunehost has"))
-        .help("update tunehost, or take a build of the plugin for the older contract")),
-        Some(std::cmp::Ordering::Less) | None => Err(Error::new(
-            "plugin::contract_unknown",
-            format!("{label} is built for version {version} of the plugin contract, which was never released"),
-        )
-        .expected(ours)
-        .help("rebuild the plugin with this repository's wit/ folder")),
-    }
-}
-
 fn check_imports(imports: &[String], label: &str) -> Result<()> {
     let host = format!("{PACKAGE}host");
     for import in imports {
         match import.split_once('@') {
-            Some((name, version)) if name == host => check_contract(version, label)?,
+            Some((name, version)) if name == host => _ = versions::resolve(version, &PUBLISHED, label)?,
             _ => {
                 return Err(Error::new("plugin::forbidden_import", format!("{label} imports {import}"))
                     .expected(format!(
                         "no import but {host}@{}: plugins have no files, network or clock",
-                        since_v0_1_0::VERSION
+                        PUBLISHED[0].0
                     ))
                     .help("build it without that import: for Rust with the target wasm32-unknown-unknown"));
             }

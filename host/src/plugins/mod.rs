@@ -26,6 +26,7 @@ mod show;
 #[allow(missing_docs)] // generated from wit/
 mod since_v0_1_0;
 mod trap;
+mod versions;
 
 pub use eligibility::{Blocker, CaseFile, CorpusEntry, Eligibility, Grant, Ruling};
 pub use exporter::{BaseTensor, ExportPlan, Exporter, PlannedTensor, Source, TensorFile, Tuned};

@@ -10,7 +10,8 @@ use wasmtime::component::{Instance, InstancePre, Linker};
 use wasmtime::{Config, Engine, EngineWeak, ResourceLimiter, Store};
 
 use super::reference::{Identity, PluginRef};
-use super::since_v0_1_0::{self, plugin};
+use super::since_v0_1_0::plugin;
+use super::versions::{self, PUBLISHED};
 use super::{Kind, cache, trap};
 use crate::error::{Error, Result};
 
@@ -92,10 +93,11 @@ impl Compiled {
     /// Compile a component, or take it from the cache.
     fn new(reference: &PluginRef, limits: Limits) -> Result<Self> {
         let identity = reference.identity().clone();
+        let add_to_linker = versions::resolve(&identity.contract, &PUBLISHED, &identity.to_string())?;
         let engine = engine()?;
         let component = cache::component(engine, reference)?;
         let mut linker = Linker::new(engine);
-        let component = since_v0_1_0::add_to_linker(&mut linker)
+        let component = add_to_linker(&mut linker)
             .and_then(|()| linker.instantiate_pre(&component))
             .map_err(|error| trap::unfit(&identity, &error))?;
         Ok(Self { identity, limits, component })
