@@ -265,3 +265,29 @@ fn logits_need_names_of_their_own() {
     assert!(said.contains("corpus::duplicate_id"), "{said}");
     assert!(!out.exists());
 }
+
+#[test]
+fn limits_by_flag_and_by_configuration_are_the_ones_in_force() {
+    let shown: Value = serde_json::from_str(&ok(&[
+        "plugins",
+        "show",
+        "in-order",
+        "--limit",
+        "memory_mib=3",
+        "--limit",
+        "call_deadline_ms=1500",
+        "--wasi",
+        "--json",
+    ]))
+    .unwrap();
+    assert_eq!((&shown["limits"]["memory_mib"], &shown["limits"]["wasi"]), (&Value::from(3), &Value::from(true)));
+    let text = ok(&["plugins", "show", "in-order", "--limit", "call_deadline_ms=1500"]);
+    assert!(text.contains("1.5 s a call (20 s to start)") && text.contains("wasi      off"), "{text}");
+
+    // A million records need more memory than this; what is asked for is what the check runs under.
+    let said = fails(&["plugins", "check", "shuffled", "--limit", "memory_mib=3"], 5);
+    assert!(said.contains("fails 1 of"), "{said}");
+    let said = fails(&["corpus", "batches", QUICKSTART, "--set", "plugins.limits.sampler.memory_mib=1"], 5);
+    assert!(said.contains("plugin::memory") && said.contains("at most 1 MiB"), "{said}");
+    assert!(fails(&["plugins", "check", "shuffled", "--limit", "memory=3"], 2).contains("usage::limit"));
+}

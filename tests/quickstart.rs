@@ -61,6 +61,8 @@ fn the_main_job() {
     assert_eq!(provenance["outcome"]["status"], "finished");
     assert!(provenance["verdicts"]["inert adapter"].as_str().unwrap().starts_with("all 41 adapters moved"));
     assert!(provenance["kernels"]["windowed_attention"]["resolved"].is_string());
+    let limits = &provenance["inputs"]["plugins"]["sampler"]["limits"];
+    assert_eq!((limits["memory_mib"].as_u64(), limits["wasi"].as_bool()), (Some(1024), Some(false)));
 
     // The merged model is the base with the adapter: both answer alike, and unlike the base.
     let base = root().join("tests/fixtures/tiny-base");

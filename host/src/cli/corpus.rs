@@ -10,7 +10,7 @@ use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, mixtur
 pub fn batches(args: &BatchesArgs) -> Result<()> {
     let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
     let plugins = &config.plugins;
-    let find = |kind: Kind| PluginRef::resolve(kind, plugins.of(kind.config_key()), &plugins.search_path);
+    let find = |kind| PluginRef::configured(kind, plugins);
     let settings = |kind: Kind| plugins.config.get(kind.config_key());
     let mut sampler = Sampler::load(&find(Kind::Sampler)?, settings(Kind::Sampler))?;
     let mut filter = CorpusFilter::load(&find(Kind::CorpusFilter)?, settings(Kind::CorpusFilter))?;

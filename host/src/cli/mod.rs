@@ -211,6 +211,12 @@ struct PluginArgs {
     /// Also look for a name in this folder, before the bundled plugins. May be repeated.
     #[arg(long, value_name = "DIR")]
     search_path: Vec<PathBuf>,
+    /// Another limit than the kind's: --limit call_deadline_ms=300000. The keys of [plugins.limits.<kind>]. May be repeated.
+    #[arg(long = "limit", value_name = "KEY=VALUE")]
+    limits: Vec<String>,
+    /// Let it import the virtual WASI, as plugins.wasi does.
+    #[arg(long)]
+    wasi: bool,
     /// As JSON.
     #[arg(long)]
     json: bool,

@@ -3,7 +3,7 @@
 use super::{PluginArgs, print};
 use crate::config;
 use crate::error::{Error, Result};
-use crate::plugins::{self, PluginRef, bench, check, contract};
+use crate::plugins::{self, Limits, PluginRef, bench, check, contract};
 use crate::run::atomic::{self, Existing};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,10 @@ pub fn wit(out: Option<&Path>) -> Result<()> {
 }
 
 fn plugin(args: &PluginArgs) -> Result<PluginRef> {
-    PluginRef::resolve_any(&args.plugin, &args.search_path)
+    let given = config::parse_limits(&args.limits)?;
+    let plugin = PluginRef::resolve_any(&args.plugin, &args.search_path)?;
+    let limits = Limits { wasi: args.wasi, ..plugin.limits().clone().with(&given) };
+    Ok(plugin.within(limits))
 }
 
 fn settings(config: Option<&str>) -> Result<Option<Value>> {

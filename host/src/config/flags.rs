@@ -1,7 +1,7 @@
-//! `--set KEY=VALUE` and `--plugins KIND=PLUGIN`.
+//! `--set KEY=VALUE`, `--plugins KIND=PLUGIN` and `--limit KEY=VALUE`.
 
 use super::tree::{Node, Value, parse_flag_value};
-use super::{Origin, PLUGIN_KINDS};
+use super::{LimitsConfig, Origin, PLUGIN_KINDS};
 use crate::error::{Error, Result};
 
 /// One flag: the key it sets and the value it sets it to.
@@ -46,4 +46,28 @@ fn parse_plugin(text: &str) -> Result<Flag> {
     }
     let key = vec!["plugins".into(), PLUGIN_KINDS[position].into()];
     Ok(Flag { key, node: Node { value: Value::String(plugin.into()), origin: Origin::Plugins(text.into()) } })
+}
+
+/// Reads the flags `--limit KEY=VALUE` of a command that has no configuration.
+///
+/// # Errors
+/// `usage::limit`, `usage::conflict`.
+pub fn parse_limits(flags: &[String]) -> Result<LimitsConfig> {
+    let known = LimitsConfig::default().named();
+    let mut given = serde_json::Map::new();
+    for flag in flags {
+        let wrong = || Error::new("usage::limit", format!("cannot read `--limit {flag}`"));
+        let Some((key, value)) = flag.split_once('=') else { return Err(wrong().expected("--limit KEY=VALUE")) };
+        let Some((_, _, range)) = known.iter().find(|(name, ..)| *name == key) else {
+            let names = known.each_ref().map(|(name, ..)| *name);
+            return Err(wrong().expected(format!("KEY is one of {}", names.join(", "))));
+        };
+        let Some(value) = value.parse().ok().filter(|value: &u64| range.contains(value)) else {
+            return Err(wrong().expected(format!("{key} is {} to {}", range.start(), range.end())));
+        };
+        if given.insert(key.into(), value.into()).is_some() {
+            return Err(Error::new("usage::conflict", format!("--limit {key} is given twice")).help("give one of them"));
+        }
+    }
+    Ok(serde_json::from_value(given.into()).expect("every name and type was checked"))
 }

@@ -1,6 +1,6 @@
 //! Dotted names of configuration keys.
 
-use super::Config;
+use super::{Config, LimitsConfig, PLUGIN_KINDS};
 use serde_json::Value;
 
 /// One key of a configuration with its value.
@@ -70,7 +70,8 @@ pub(super) fn known() -> Vec<String> {
         model.base = ""
         data = { max_seq_len = 0, sources = [{ path = "", root = "" }] }
     "#;
-    let config: Config = toml::from_str(smallest).expect("the smallest configuration holds every required key");
+    let mut config: Config = toml::from_str(smallest).expect("the smallest configuration holds every required key");
+    config.plugins.limits = PLUGIN_KINDS.map(|kind| (kind.to_string(), LimitsConfig::default())).into();
     let mut known = Vec::new();
     for entry in entries(&config) {
         let key = entry.key.replace("[0]", "");

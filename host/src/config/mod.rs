@@ -13,6 +13,7 @@ mod show;
 mod tree;
 mod validate;
 
+pub use flags::parse_limits;
 pub use keys::{Entry, entries};
 pub use paths::{holds_path, is_plugin_path};
 pub use schema::*;

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// A whole run: base, data, adapters, training, plugins, evaluation and export.
@@ -262,7 +263,11 @@ pub struct PluginsConfig {
     pub exporter: String,
     /// Folders looked in before the bundled plugins.
     pub search_path: Vec<PathBuf>,
-    /// Settings handed to a plugin as JSON, by kind ([`PLUGIN_KINDS`]): `[plugins.config.sampler]`.
+    /// Kinds ([`PLUGIN_KINDS`]) whose plugin may import the virtual WASI.
+    pub wasi: Vec<String>,
+    /// Limits of a plugin, by kind: `[plugins.limits.sampler]`.
+    pub limits: BTreeMap<String, LimitsConfig>,
+    /// Settings handed to a plugin as JSON, by kind: `[plugins.config.sampler]`.
     pub config: BTreeMap<String, serde_json::Value>,
 }
 
@@ -275,6 +280,8 @@ impl Default for PluginsConfig {
             eligibility: "strict".into(),
             exporter: "peft-adapter".into(),
             search_path: Vec::new(),
+            wasi: Vec::new(),
+            limits: BTreeMap::new(),
             config: BTreeMap::new(),
         }
     }
@@ -308,6 +315,37 @@ pub struct EligibilityConfig {
     pub manifest: Option<PathBuf>,
     /// The grants; their ledger is beside them.
     pub grants: Option<PathBuf>,
+}
+
+/// Limits of one plugin; what is not set is as its kind has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    /// All memory of the plugin, MiB.
+    pub memory_mib: Option<u64>,
+    /// What one call may hand over, MiB.
+    pub answer_mib: Option<u64>,
+    /// Log lines shown in a minute; the others are counted.
+    pub log_lines_per_minute: Option<u64>,
+    /// Time for each part of the start, milliseconds.
+    pub start_deadline_ms: Option<u64>,
+    /// Time for each call, milliseconds.
+    pub call_deadline_ms: Option<u64>,
+}
+
+impl LimitsConfig {
+    /// Each limit by name, its value, and what it may be.
+    pub fn named(&self) -> [(&'static str, Option<u64>, RangeInclusive<u64>); 5] {
+        const DAY_MS: u64 = 86_400_000;
+        let Self { memory_mib, answer_mib, log_lines_per_minute, start_deadline_ms, call_deadline_ms } = *self;
+        [
+            ("memory_mib", memory_mib, 1..=65_536),
+            ("answer_mib", answer_mib, 1..=4096),
+            ("log_lines_per_minute", log_lines_per_minute, 0..=60_000),
+            ("start_deadline_ms", start_deadline_ms, 1..=DAY_MS),
+            ("call_deadline_ms", call_deadline_ms, 1..=DAY_MS),
+        ]
+    }
 }
 
 /// Held-out loss.

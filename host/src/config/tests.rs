@@ -2,6 +2,8 @@ use super::*;
 use std::fs;
 use tempfile::TempDir;
 
+mod limits;
+
 const SMALLEST: &str = r#"name = "small"
 [model]
 base = "base"
@@ -110,6 +112,13 @@ fn an_unknown_key_names_line_and_nearest_key() {
         ("[lora]\nepochs = 1\n", 10, "lora.epochs", "train.epochs"),
         ("[[data.sources]]\npath = \"b\"\nroots = \"b\"\n", 11, "data.sources[1].roots", "data.sources.root"),
         ("[plugins.config.samplr]\nx = 1\n", 9, "plugins.config.samplr", ""),
+        ("[plugins.limits.samplr]\nmemory_mib = 1\n", 9, "plugins.limits.samplr", ""),
+        (
+            "[plugins.limits.sampler]\nmemory_mb = 1\n",
+            10,
+            "plugins.limits.sampler.memory_mb",
+            "plugins.limits.sampler.memory_mib",
+        ),
     ] {
         let error = error_of("", more);
         let first = format!("error[config::unknown_key]: a.toml:{line}: unknown key `{key}`\n  help: ");
@@ -171,6 +180,11 @@ fn a_value_out_of_range_says_the_range() {
         ("[lora]\ntargets = \"(\"\n", "lora.targets"),
         ("[lora]\ntargets = 3\n", "lora.targets"),
         ("[plugins]\nsampler = \"\"\n", "plugins.sampler"),
+        ("[plugins]\nwasi = [\"smapler\"]\n", "plugins.wasi[0]"),
+        ("[plugins.limits.sampler]\nmemory_mib = 0\n", "plugins.limits.sampler.memory_mib"),
+        ("[plugins.limits.sampler]\nanswer_mib = 4097\n", "plugins.limits.sampler.answer_mib"),
+        ("[plugins.limits.exporter]\ncall_deadline_ms = 0\n", "plugins.limits.exporter.call_deadline_ms"),
+        ("[plugins.limits.sampler]\nlog_lines_per_minute = -1\n", "plugins.limits.sampler.log_lines_per_minute"),
     ] {
         let error = error_of("", more);
         let start = format!("error[config::invalid_value]: a.toml:10: `{key}` is ");
@@ -316,7 +330,8 @@ fn show_lists_values_and_origins() {
 #[test]
 fn the_resolved_file_loads_to_the_same_values() {
     let more = "[lora]\ntargets = \"model\\\\.layers\\\\.[01].*\"\n[train]\nmax_steps = 5\nrecompute = 2\neps = 1e-7\n\
-                [plugins]\nsampler = \"x.wasm\"\n[plugins.config.sampler]\n\
+                [plugins]\nsampler = \"x.wasm\"\nwasi = [\"sampler\"]\n\
+                [plugins.limits.sampler]\nmemory_mib = 64\n[plugins.config.sampler]\n\
                 buckets = [1, 2]\nratio = 0.5\n\"odd name\" = \"x\"\n";
     let files = Files::new(&[("a.toml", &format!("{SMALLEST}{more}"))]);
     let resolved = files.load(&["run.root=my-runs"], &[]).unwrap();
@@ -339,6 +354,7 @@ fn the_reference_documents_every_key_and_its_default() {
     smallest.data.sources = resolved.config.data.sources.clone();
     smallest.data.max_seq_len = resolved.config.data.max_seq_len;
     smallest.plugins.config = resolved.config.plugins.config.clone();
+    smallest.plugins.limits = resolved.config.plugins.limits.clone();
     assert_eq!(resolved.config, smallest);
 
     // A key stands in its table as `key = ...` or, where it is not set, as `# key = ...`.
@@ -354,8 +370,8 @@ fn the_reference_documents_every_key_and_its_default() {
         }
     }
     let missing: Vec<_> = keys::known().into_iter().filter(|key| !documented.contains(key)).collect();
-    // `plugins.config` itself is only ever written as one of its tables.
-    assert_eq!(missing, ["plugins.config"], "configs/reference.toml lacks keys");
+    // These two themselves are only ever written as one of their tables.
+    assert_eq!(missing, ["plugins.limits", "plugins.config"], "configs/reference.toml lacks keys");
     for kind in PLUGIN_KINDS {
         assert!(documented.contains(&format!("plugins.config.{kind}")), "configs/reference.toml lacks {kind}");
     }

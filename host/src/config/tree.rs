@@ -144,7 +144,8 @@ impl Node {
         flags.into_iter().for_each(|flag| self.merge(flag));
     }
 
-    /// Where `over` names another plugin of a kind, the settings below it were meant for the one it replaces.
+    /// Where `over` names another plugin of a kind, the settings, limits and permission below it were meant for the one
+    /// it replaces.
     fn forget_settings_of_replaced_plugins(&mut self, over: &Node) {
         for kind in PLUGIN_KINDS {
             let Some(Value::String(new)) = over.at(&["plugins", kind]) else { continue };
@@ -152,8 +153,13 @@ impl Node {
             if same {
                 continue;
             }
-            if let Some(Value::Table(settings)) = self.at_mut(&["plugins", "config"]) {
-                settings.remove(kind);
+            for table in ["config", "limits"] {
+                if let Some(Value::Table(of_kinds)) = self.at_mut(&["plugins", table]) {
+                    of_kinds.remove(kind);
+                }
+            }
+            if let Some(Value::Array(kinds)) = self.at_mut(&["plugins", "wasi"]) {
+                kinds.retain(|allowed| !matches!(&allowed.value, Value::String(allowed) if allowed == kind));
             }
         }
     }

@@ -72,10 +72,24 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
     if let Some(grants) = &eligibility.grants {
         check.that(asked, "eligibility.grants", grants, manifest)?;
     }
-    if let Some(kind) = plugins.config.keys().find(|kind| !PLUGIN_KINDS.contains(&kind.as_str())) {
-        let key = keys::join("plugins.config", kind);
+    let known = |kind: &String| PLUGIN_KINDS.contains(&kind.as_str());
+    let kinds = PLUGIN_KINDS.join(", ");
+    let tables = plugins.config.keys().map(|kind| ("plugins.config", kind));
+    let tables = tables.chain(plugins.limits.keys().map(|kind| ("plugins.limits", kind)));
+    if let Some((table, kind)) = tables.into_iter().find(|(_, kind)| !known(kind)) {
+        let key = keys::join(table, kind);
         let message = format!("{}: unknown key `{key}`", origin(&key));
-        return Err(Error::new("config::unknown_key", message).help(format!("known here: {}", PLUGIN_KINDS.join(", "))));
+        return Err(Error::new("config::unknown_key", message).help(format!("known here: {kinds}")));
+    }
+    for (kind, limits) in &plugins.limits {
+        for (name, value, range) in limits.named() {
+            let key = keys::join(&keys::join("plugins.limits", kind), name);
+            let value = value.unwrap_or(*range.start());
+            check.that(range.contains(&value), &key, &value, &format!("{} to {}", range.start(), range.end()))?;
+        }
+    }
+    for (i, kind) in plugins.wasi.iter().enumerate() {
+        check.that(known(kind), &keys::index("plugins.wasi", i), kind, &format!("one of {kinds}"))?;
     }
     Ok(())
 }

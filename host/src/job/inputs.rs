@@ -4,6 +4,7 @@ use super::prepare::Prepared;
 use crate::config::Resolved;
 use crate::error::Result;
 use crate::hash::FileHash;
+use crate::plugins::Limits;
 use crate::run::folder::RunFolder;
 use crate::run::machine::Machine;
 use crate::run::provenance::{Implementation, Inputs, PluginRecord, Provenance};
@@ -48,6 +49,7 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
             version: plugin.version.clone(),
             source: plugin.origin.to_string(),
             sha256: plugin.sha256.clone(),
+            limits: Some(Limits::configured(plugin.kind, &config.plugins)),
         };
         inputs.plugins.insert(plugin.kind.config_key().into(), record);
     }

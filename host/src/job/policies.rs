@@ -25,8 +25,7 @@ impl Policies {
     /// Class `plugin`.
     pub fn load(plugins: &PluginsConfig) -> Result<Self> {
         let find = |kind: Kind| -> Result<(PluginRef, Option<&serde_json::Value>)> {
-            let plugin = PluginRef::resolve(kind, plugins.of(kind.config_key()), &plugins.search_path)?;
-            Ok((plugin, plugins.config.get(kind.config_key())))
+            Ok((PluginRef::configured(kind, plugins)?, plugins.config.get(kind.config_key())))
         };
         let (sampler, settings) = find(Kind::Sampler)?;
         let sampler = Sampler::load(&sampler, settings)?;

@@ -1,7 +1,7 @@
 //! Plugins of the kind `eligibility`.
 
 use super::reference::{Identity, PluginRef};
-use super::runtime::{Limits, Plugin, shown};
+use super::runtime::{Plugin, shown};
 use super::since_v0_1_0::ruling;
 use crate::error::{Error, Result};
 
@@ -86,12 +86,7 @@ impl Eligibility {
     /// # Errors
     /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
     pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>) -> Result<Self> {
-        Self::load_within(reference, config, Limits::of(reference.identity().kind))
-    }
-
-    /// As [`Eligibility::load`], with limits of its own.
-    pub fn load_within(reference: &PluginRef, config: Option<&serde_json::Value>, limits: Limits) -> Result<Self> {
-        let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
+        let plugin = Plugin::load(reference, config, |component, store, instance| {
             ruling::GuestIndices::new(component)?.load(store, instance)
         })?;
         Ok(Self { plugin })

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::reference::{Identity, PluginRef};
-use super::runtime::{Limits, Plugin, shown};
+use super::runtime::{Plugin, shown};
 use super::since_v0_1_0::exporting;
 use crate::error::{Error, Result};
 
@@ -100,12 +100,7 @@ impl Exporter {
     /// # Errors
     /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
     pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>) -> Result<Self> {
-        Self::load_within(reference, config, Limits::of(reference.identity().kind))
-    }
-
-    /// As [`Exporter::load`], with limits of its own.
-    pub fn load_within(reference: &PluginRef, config: Option<&serde_json::Value>, limits: Limits) -> Result<Self> {
-        let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
+        let plugin = Plugin::load(reference, config, |component, store, instance| {
             exporting::GuestIndices::new(component)?.load(store, instance)
         })?;
         Ok(Self { plugin })

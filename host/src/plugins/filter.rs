@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::reference::{Identity, PluginRef};
-use super::runtime::{Limits, Plugin, shown};
+use super::runtime::{Plugin, shown};
 use super::since_v0_1_0::filtering;
 use crate::error::{Error, Result};
 
@@ -44,12 +44,7 @@ impl CorpusFilter {
     /// # Errors
     /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
     pub fn load(reference: &PluginRef, config: Option<&Value>) -> Result<Self> {
-        Self::load_within(reference, config, Limits::of(reference.identity().kind))
-    }
-
-    /// As [`CorpusFilter::load`], with limits of its own.
-    pub fn load_within(reference: &PluginRef, config: Option<&Value>, limits: Limits) -> Result<Self> {
-        let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
+        let plugin = Plugin::load(reference, config, |component, store, instance| {
             filtering::GuestIndices::new(component)?.load(store, instance)
         })?;
         Ok(Self { plugin })

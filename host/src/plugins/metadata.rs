@@ -2,8 +2,8 @@
 
 use wasmparser::{Encoding, Parser, Payload};
 
-use super::Kind;
 use super::versions::{self, PUBLISHED};
+use super::{Kind, imports};
 use crate::error::{Error, Result};
 
 /// The custom section with `{"name": "...", "version": "..."}`.
@@ -42,7 +42,7 @@ impl Metadata {
         let outside = Outside::read(bytes, label)?;
         let (kind, contract) = outside.kind(label)?;
         let contract = contract.to_string();
-        check_imports(&outside.imports, label)?;
+        imports::check(&outside.imports, label)?;
         let (name, version) = outside.section.map(|section| (section.name, section.version)).unzip();
         Ok(Self { name, version, kind, contract, imports: outside.imports })
     }
@@ -121,24 +121,6 @@ fn parse_section(json: &[u8], label: &str) -> Result<Section> {
             .expected(r#"{"name": "...", "version": "..."}"#)
             .help("rebuild the plugin with plugins/sdk, or write the section as wit/plugin.wit says")
     })
-}
-
-fn check_imports(imports: &[String], label: &str) -> Result<()> {
-    let host = format!("{PACKAGE}host");
-    for import in imports {
-        match import.split_once('@') {
-            Some((name, version)) if name == host => _ = versions::resolve(version, &PUBLISHED, label)?,
-            _ => {
-                return Err(Error::new("plugin::forbidden_import", format!("{label} imports {import}"))
-                    .expected(format!(
-                        "no import but {host}@{}: plugins have no files, network or clock",
-                        PUBLISHED[0].0
-                    ))
-                    .help("build it without that import: for Rust with the target wasm32-unknown-unknown"));
-            }
-        }
-    }
-    Ok(())
 }
 
 fn damaged(label: &str, error: &wasmparser::BinaryReaderError) -> Error {

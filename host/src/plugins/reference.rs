@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::{Kind, Metadata, bundled, listing};
+use super::{Kind, Limits, Metadata, bundled, listing};
+use crate::config::PluginsConfig;
 use crate::error::{Error, Result};
 
 /// Where a plugin's bytes came from.
@@ -55,10 +56,12 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A plugin that was found, read, hashed and checked, but not compiled.
+/// A plugin that was found, read, hashed and checked, but not compiled, and the limits that it will run under.
 #[derive(Debug, Clone)]
 pub struct PluginRef {
     identity: Identity,
+    imports: Vec<String>,
+    limits: Limits,
     bytes: Cow<'static, [u8]>,
 }
 
@@ -82,6 +85,15 @@ impl PluginRef {
                 )));
         }
         Ok(plugin)
+    }
+
+    /// The plugin of a kind that the configuration names, under the limits that it sets.
+    ///
+    /// # Errors
+    /// Those of [`PluginRef::resolve`].
+    pub fn configured(kind: Kind, plugins: &PluginsConfig) -> Result<Self> {
+        let plugin = Self::resolve(kind, plugins.of(kind.config_key()), &plugins.search_path)?;
+        Ok(plugin.within(Limits::configured(kind, plugins)))
     }
 
     /// As [`PluginRef::resolve`], of whatever kind.
@@ -124,7 +136,22 @@ impl PluginRef {
             sha256: crate::hash::sha256(&bytes),
             origin,
         };
-        Ok(Self { identity, bytes })
+        Ok(Self { limits: Limits::of(identity.kind), imports: metadata.imports, identity, bytes })
+    }
+
+    /// The same plugin under other limits than those of its kind.
+    pub fn within(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// The limits that it will run under.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Everything it imports, in its own order.
+    pub fn imports(&self) -> &[String] {
+        &self.imports
     }
 
     /// Which plugin it is.

@@ -1,58 +1,23 @@
-//! Running a component: its limits, its log, and what is said when it fails.
+//! Running a component: found functions, bounded calls, a fresh instance after a failed one.
 //!
 //! A plugin gets no fuel but a deadline: fuel would make every instruction slower, and a deadline is what a user feels.
 
-use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use wasmtime::component::{Instance, InstancePre, Linker};
-use wasmtime::{Config, Engine, EngineWeak, ResourceLimiter, Store};
+use wasmtime::{Config, Engine, EngineWeak, Store};
 
+use super::log::Log;
 use super::reference::{Identity, PluginRef};
 use super::since_v0_1_0::plugin;
+use super::state::State;
 use super::versions::{self, PUBLISHED};
-use super::{Kind, cache, trap};
+use super::{Limits, cache, imports, trap, wasi};
 use crate::error::{Error, Result};
 
 const TICK_MS: u64 = 10;
 const MESSAGE_BYTES_MAX: usize = 2048;
-
-/// What a plugin may use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// All linear memories of the plugin together, bytes.
-    pub memory_bytes_max: usize,
-    /// What one call may hand back, bytes.
-    pub answer_bytes_max: usize,
-    /// Log lines shown per call; the others are counted.
-    pub log_lines_max: u32,
-    /// Time for starting: instantiation, `describe` and `configure` each, milliseconds.
-    pub start_deadline_ms: u64,
-    /// Time for each other call, milliseconds.
-    pub call_deadline_ms: u64,
-}
-
-impl Limits {
-    /// The limits of a kind. A plan may take a while, once an epoch; a scheduler is called after every step; a filter may
-    /// remember a whole corpus.
-    pub fn of(kind: Kind) -> Self {
-        let (memory_mib, answer_mib, call_deadline_ms) = match kind {
-            Kind::Sampler => (1024, 256, 60_000),
-            Kind::CheckpointScheduler => (256, 1, 2_000),
-            Kind::CorpusFilter => (1024, 64, 60_000),
-            Kind::Eligibility => (256, 1, 5_000),
-            Kind::Exporter => (256, 64, 20_000),
-        };
-        Self {
-            memory_bytes_max: memory_mib << 20,
-            answer_bytes_max: answer_mib << 20,
-            log_lines_max: 50,
-            start_deadline_ms: 20_000,
-            call_deadline_ms,
-        }
-    }
-}
 
 /// What a plugin says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,10 +32,10 @@ impl Description {
     /// Start the plugin without settings, and ask.
     ///
     /// # Errors
-    /// `plugin::misdescribed`, `plugin::wrong_contract`, and those of a failed call.
+    /// `plugin::misdescribed`, `plugin::wrong_contract`, `plugin::forbidden_import` where it needs WASI, and those of a
+    /// failed call.
     pub fn of(reference: &PluginRef) -> Result<Self> {
-        let compiled = Compiled::new(reference, Limits::of(reference.identity().kind))?;
-        Ok(compiled.instantiate()?.description)
+        Ok(Compiled::new(reference)?.instantiate()?.description)
     }
 }
 
@@ -78,6 +43,7 @@ impl Description {
 struct Compiled {
     identity: Identity,
     limits: Limits,
+    log: Arc<Log>,
     component: InstancePre<State>,
 }
 
@@ -91,34 +57,39 @@ struct Described {
 
 impl Compiled {
     /// Compile a component, or take it from the cache.
-    fn new(reference: &PluginRef, limits: Limits) -> Result<Self> {
-        let identity = reference.identity().clone();
+    fn new(reference: &PluginRef) -> Result<Self> {
+        imports::check_granted(reference)?;
+        let (identity, limits) = (reference.identity().clone(), reference.limits().clone());
         let add_to_linker = versions::resolve(&identity.contract, &PUBLISHED, &identity.to_string())?;
         let engine = engine()?;
         let component = cache::component(engine, reference)?;
         let mut linker = Linker::new(engine);
         let component = add_to_linker(&mut linker)
+            .and_then(|()| if limits.wasi { wasi::add_to_linker(&mut linker) } else { Ok(()) })
             .and_then(|()| linker.instantiate_pre(&component))
             .map_err(|error| trap::unfit(&identity, &error))?;
-        Ok(Self { identity, limits, component })
+        let log = Arc::new(Log::new(&identity, limits.log_lines_per_minute));
+        Ok(Self { identity, limits, log, component })
     }
 
     fn instantiate(&self) -> Result<Described> {
-        let mut store = Store::new(self.component.engine(), State::new(&self.identity, &self.limits));
+        let state = State::new(self.limits.memory_bytes(), Arc::clone(&self.log));
+        let mut store = Store::new(self.component.engine(), state);
         store.limiter(|state| state);
-        store.set_hostcall_fuel(self.limits.answer_bytes_max);
+        store.set_hostcall_fuel(self.limits.answer_bytes());
 
         begin(&mut store, self.limits.start_deadline_ms);
         let instance = self
             .component
             .instantiate(&mut store)
-            .map_err(|error| self.failed_start("instantiation", &store, &error))?;
+            .map_err(|error| self.failed_start("instantiation", &mut store, &error))?;
         let common = plugin::GuestIndices::new(&self.component)
             .and_then(|indices| indices.load(&mut store, &instance))
             .map_err(|error| trap::unfit(&self.identity, &error))?;
 
         begin(&mut store, self.limits.start_deadline_ms);
-        let info = common.call_describe(&mut store).map_err(|error| self.failed_start("describe", &store, &error))?;
+        let info =
+            common.call_describe(&mut store).map_err(|error| self.failed_start("describe", &mut store, &error))?;
         self.check_description(&info)?;
         let description = Description { description: shown(&info.description), config_schema: info.config_schema };
         Ok(Described { store, instance, common, description })
@@ -130,6 +101,7 @@ impl Compiled {
         let answer = common
             .call_configure(&mut *store, config)
             .map_err(|error| self.failed_start("configure", store, &error))?;
+        store.data_mut().end_of_call();
         answer.map_err(|reason| {
             let key = self.identity.kind.config_key();
             Error::new("plugin::config_refused", format!("{}: configure refused: {}", self.identity, shown(&reason)))
@@ -138,14 +110,12 @@ impl Compiled {
                     compact(&description.config_schema)
                 ))
                 .help(format!("it was given {config}"))
-        })?;
-        store.data_mut().end_of_call();
-        Ok(())
+        })
     }
 
-    fn failed_start(&self, function: &str, store: &Store<State>, error: &wasmtime::Error) -> Error {
-        let limits = Limits { call_deadline_ms: self.limits.start_deadline_ms, ..self.limits.clone() };
-        trap::explain(&self.identity, function, &limits, store.data(), error)
+    fn failed_start(&self, function: &str, store: &mut Store<State>, error: &wasmtime::Error) -> Error {
+        store.data_mut().end_of_call();
+        trap::explain(&self.identity, function, &self.limits, true, store.data(), error)
     }
 
     /// `describe` must agree with what stands in the bytes, which is what listings and provenance show.
@@ -177,13 +147,8 @@ pub(super) type Lookup<G> = fn(&InstancePre<State>, &mut Store<State>, &Instance
 
 impl<G> Plugin<G> {
     /// Compile (or take from the cache), start and configure a plugin. `config` is a JSON object; nothing means `{}`.
-    pub fn load(
-        reference: &PluginRef,
-        config: Option<&serde_json::Value>,
-        limits: Limits,
-        functions: Lookup<G>,
-    ) -> Result<Self> {
-        let compiled = Compiled::new(reference, limits)?;
+    pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>, functions: Lookup<G>) -> Result<Self> {
+        let compiled = Compiled::new(reference)?;
         let config = config_object(&compiled.identity, config)?;
         let mut plugin = Self { compiled, config, functions, live: None };
         plugin.live = Some(plugin.start()?);
@@ -209,7 +174,7 @@ impl<G> Plugin<G> {
         begin(&mut store, limits.call_deadline_ms);
         let answer = call(&functions, &mut store);
         store.data_mut().end_of_call();
-        let answer = answer.map_err(|error| trap::explain(identity, function, limits, store.data(), &error))?;
+        let answer = answer.map_err(|error| trap::explain(identity, function, limits, false, store.data(), &error))?;
         self.live = Some((store, functions));
         answer.map_err(|reason| {
             let key = identity.kind.config_key();
@@ -239,12 +204,11 @@ fn config_object(identity: &Identity, config: Option<&serde_json::Value>) -> Res
     }
 }
 
-/// Give the next call its own deadline, log allowance and panic message.
+/// Give the next call its own deadline and panic message.
 fn begin(store: &mut Store<State>, deadline_ms: u64) {
     // One tick more: the current one is already partly over.
     store.set_epoch_deadline(deadline_ms.div_ceil(TICK_MS) + 1);
-    let state = store.data_mut();
-    (state.log_lines, state.panic) = (0, None);
+    store.data_mut().begin_call();
 }
 
 /// The one engine of the process. It never blocks on a plugin: a thread of its own counts the time.
@@ -273,102 +237,6 @@ fn tick(engine: &EngineWeak) {
         engine.increment_epoch();
         drop(engine);
         std::thread::sleep(Duration::from_millis(TICK_MS));
-    }
-}
-
-/// The host's side of one instance.
-pub struct State {
-    label: String,
-    memory_bytes: usize,
-    memory_bytes_max: usize,
-    log_lines: u32,
-    log_lines_max: u32,
-    panic: Option<String>,
-}
-
-impl State {
-    fn new(identity: &Identity, limits: &Limits) -> Self {
-        Self {
-            label: format!("{} {}", identity.name, identity.version),
-            memory_bytes: 0,
-            memory_bytes_max: limits.memory_bytes_max,
-            log_lines: 0,
-            log_lines_max: limits.log_lines_max,
-            panic: None,
-        }
-    }
-
-    /// Show a line of the plugin's, if it has not shown too many in this call.
-    pub(super) fn log_line(&mut self, level: tracing::Level, message: &str) {
-        self.log_lines = self.log_lines.saturating_add(1);
-        if self.log_lines > self.log_lines_max {
-            return;
-        }
-        let (plugin, message) = (&self.label, shown(message));
-        match level {
-            tracing::Level::ERROR => tracing::error!(plugin, "{message}"),
-            tracing::Level::WARN => tracing::warn!(plugin, "{message}"),
-            tracing::Level::INFO => tracing::info!(plugin, "{message}"),
-            _ => tracing::debug!(plugin, "{message}"),
-        }
-    }
-
-    /// Keep the first reason for a trap that is about to come.
-    pub(super) fn keep_panic(&mut self, message: String) {
-        self.panic.get_or_insert_with(|| shown(&message));
-    }
-
-    /// The message of the panic in this call.
-    pub(super) fn panic(&self) -> Option<&str> {
-        self.panic.as_deref()
-    }
-
-    fn end_of_call(&self) {
-        if let Some(dropped) = self.log_lines.checked_sub(self.log_lines_max).filter(|dropped| *dropped > 0) {
-            tracing::warn!(plugin = self.label, "{dropped} more log lines in this call are not shown");
-        }
-    }
-}
-
-/// The plugin wanted more memory than it may have.
-#[derive(Debug)]
-pub(super) struct MemoryCap {
-    pub wanted_bytes: usize,
-}
-
-impl fmt::Display for MemoryCap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes of memory wanted", self.wanted_bytes)
-    }
-}
-
-impl std::error::Error for MemoryCap {}
-
-impl ResourceLimiter for State {
-    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        let wanted_bytes = self.memory_bytes.saturating_add(desired - current);
-        if wanted_bytes > self.memory_bytes_max {
-            // An error ends the call with the reason; `false` would leave it to the guest to die of its own.
-            return Err(MemoryCap { wanted_bytes }.into());
-        }
-        self.memory_bytes = wanted_bytes;
-        Ok(true)
-    }
-
-    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(desired <= 1 << 20)
-    }
-
-    fn instances(&self) -> usize {
-        64
-    }
-
-    fn memories(&self) -> usize {
-        16
-    }
-
-    fn tables(&self) -> usize {
-        64
     }
 }
 

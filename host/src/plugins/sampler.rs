@@ -2,7 +2,7 @@
 
 use super::plan::{Plan, PlanRequest};
 use super::reference::{Identity, PluginRef};
-use super::runtime::{Limits, Plugin};
+use super::runtime::Plugin;
 use super::since_v0_1_0::sampling;
 use crate::error::{Error, Result};
 
@@ -17,12 +17,7 @@ impl Sampler {
     /// # Errors
     /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
     pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>) -> Result<Self> {
-        Self::load_within(reference, config, Limits::of(reference.identity().kind))
-    }
-
-    /// As [`Sampler::load`], with limits of its own.
-    pub fn load_within(reference: &PluginRef, config: Option<&serde_json::Value>, limits: Limits) -> Result<Self> {
-        let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
+        let plugin = Plugin::load(reference, config, |component, store, instance| {
             sampling::GuestIndices::new(component)?.load(store, instance)
         })?;
         Ok(Self { plugin })

@@ -1,7 +1,7 @@
 //! Plugins of the kind `checkpoint-scheduler`.
 
 use super::reference::{Identity, PluginRef};
-use super::runtime::{Limits, Plugin};
+use super::runtime::Plugin;
 use super::since_v0_1_0::{VERSION, memory, scheduling};
 use crate::error::{Error, Result};
 
@@ -53,12 +53,7 @@ impl CheckpointScheduler {
     /// # Errors
     /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
     pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>) -> Result<Self> {
-        Self::load_within(reference, config, Limits::of(reference.identity().kind))
-    }
-
-    /// As [`CheckpointScheduler::load`], with limits of its own.
-    pub fn load_within(reference: &PluginRef, config: Option<&serde_json::Value>, limits: Limits) -> Result<Self> {
-        let plugin = Plugin::load(reference, config, limits, |component, store, instance| {
+        let plugin = Plugin::load(reference, config, |component, store, instance| {
             let scheduling = scheduling::GuestIndices::new(component)?.load(&mut *store, instance)?;
             let remembers =
                 component.component().get_export_index(None, format!("tunehost:plugin/memory@{VERSION}")).is_some();

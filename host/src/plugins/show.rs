@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::schema::Schema;
-use super::{Description, Identity, Limits, Metadata, PluginRef};
+use super::{Description, Identity, Limits, PluginRef};
 use crate::error::Result;
 
 /// Everything known about a plugin that was asked to describe itself.
@@ -27,8 +27,8 @@ impl Sheet {
         let identity = plugin.identity().clone();
         Ok(Self {
             size_bytes: plugin.bytes().len(),
-            imports: Metadata::read(plugin.bytes(), &identity.to_string())?.imports,
-            limits: Limits::of(identity.kind),
+            imports: plugin.imports().to_vec(),
+            limits: plugin.limits().clone(),
             description: Description::of(plugin)?,
             identity,
         })
@@ -41,7 +41,7 @@ impl Sheet {
         let mut text = format!(
             "plugin    {} {}\nkind      {}, contract {}\ndecides   {}\nfrom      {}, {:.0} KiB\nsha256    {}\n\
              imports   {imports}\nlimits    {} MiB of memory, {} s a call ({} s to start), answers of {} MiB, {} log \
-             lines a call\nsettings  ",
+             lines a minute\nwasi      {}\nsettings  ",
             identity.name,
             identity.version,
             identity.kind,
@@ -50,11 +50,12 @@ impl Sheet {
             identity.origin,
             self.size_bytes as f64 / 1024.0,
             identity.sha256,
-            limits.memory_bytes_max >> 20,
-            limits.call_deadline_ms / 1000,
-            limits.start_deadline_ms / 1000,
-            limits.answer_bytes_max >> 20,
-            limits.log_lines_max,
+            limits.memory_mib,
+            limits.call_deadline_ms as f64 / 1e3,
+            limits.start_deadline_ms as f64 / 1e3,
+            limits.answer_mib,
+            limits.log_lines_per_minute,
+            if limits.wasi { "allowed, a virtual one" } else { "off" },
         );
         match Schema::parse(&self.description.config_schema) {
             Ok(schema) if schema.properties().next().is_none() => text.push_str("none\n"),
@@ -83,13 +84,7 @@ impl Sheet {
             "size_bytes": self.size_bytes,
             "sha256": identity.sha256,
             "imports": self.imports,
-            "limits": {
-                "memory_bytes": limits.memory_bytes_max,
-                "answer_bytes": limits.answer_bytes_max,
-                "log_lines": limits.log_lines_max,
-                "start_deadline_ms": limits.start_deadline_ms,
-                "call_deadline_ms": limits.call_deadline_ms,
-            },
+            "limits": limits,
             "config_schema": serde_json::from_str(&description.config_schema)
                 .unwrap_or_else(|_| Value::String(description.config_schema.clone())),
         })

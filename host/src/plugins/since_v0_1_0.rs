@@ -4,7 +4,7 @@
 use wasmtime::component::{HasSelf, Linker};
 
 use self::tunehost::plugin::host::{Host, Level};
-use super::runtime::State;
+use super::state::State;
 
 /// The version as it stands in the names of a component's imports and exports.
 pub const VERSION: &str = "0.1.0";
@@ -36,7 +36,7 @@ impl Host for State {
             Level::Warn => tracing::Level::WARN,
             Level::Error => tracing::Level::ERROR,
         };
-        self.log_line(level, &message);
+        self.log.line(level, &message);
     }
 
     fn report_panic(&mut self, message: String) {

@@ -2,8 +2,11 @@
 
 use wasmtime::{Trap, WasmBacktrace};
 
+use super::Limits;
 use super::reference::Identity;
-use super::runtime::{Limits, MemoryCap, State, shown};
+use super::runtime::shown;
+use super::state::{MemoryCap, State};
+use super::wasi::Exit;
 use crate::error::Error;
 
 const FRAMES_MAX: usize = 5;
@@ -13,20 +16,29 @@ pub(super) fn explain(
     identity: &Identity,
     function: &str,
     limits: &Limits,
+    starting: bool,
     state: &State,
     error: &wasmtime::Error,
 ) -> Error {
+    let raise = |key| format!("raise {key} in [plugins.limits.{}]", identity.kind.config_key());
     let report = |code, cause: String| Error::new(code, format!("{identity}: {function} {cause}"));
     if let Some(cap) = error.downcast_ref::<MemoryCap>() {
         return report("plugin::memory", format!("wanted {} MiB of memory", cap.wanted_bytes.div_ceil(1 << 20)))
-            .expected(format!("at most {} MiB", limits.memory_bytes_max >> 20))
-            .help("a plugin that needs this much is broken, or made for a smaller corpus");
+            .expected(format!("at most {} MiB", limits.memory_mib))
+            .help(format!(
+                "a plugin that needs this much is broken, or made for a smaller corpus; if not, {}",
+                raise("memory_mib")
+            ));
     }
     let trap = error.downcast_ref::<Trap>();
     if trap == Some(&Trap::Interrupt) {
+        let (key, deadline_ms) = match starting {
+            true => ("start_deadline_ms", limits.start_deadline_ms),
+            false => ("call_deadline_ms", limits.call_deadline_ms),
+        };
         return report("plugin::deadline", "did not answer in time".into())
-            .expected(format!("an answer within {} ms", limits.call_deadline_ms))
-            .help("it may loop for ever; use another plugin, or tell its author");
+            .expected(format!("an answer within {deadline_ms} ms"))
+            .help(format!("it may loop for ever; use another plugin, tell its author, or {}", raise(key)));
     }
     if let Some(trap) = trap {
         // A panic's message says where it was; its frames are those of the panic's own machinery.
@@ -39,12 +51,20 @@ pub(super) fn explain(
         return report("plugin::trapped", cause)
             .help("this is a bug in the plugin: use another, or send its author this message");
     }
+    if let Some(exit) = error.downcast_ref::<Exit>() {
+        return report("plugin::trapped", format!("called {exit}"))
+            .expected("an answer: a plugin that has to give up answers with an error")
+            .help("this is a bug in the plugin: use another, or tell its author");
+    }
     let cause = error.root_cause().to_string();
     // wasmtime keeps the type of this error to itself.
     if cause.contains("fuel allocated for hostcalls") {
         return report("plugin::answer_too_large", "handed over too much".into())
-            .expected(format!("at most {} MiB in one answer or log line", limits.answer_bytes_max >> 20))
-            .help("this is a bug in the plugin: use another, or tell its author");
+            .expected(format!("at most {} MiB in one answer or log line", limits.answer_mib))
+            .help(format!(
+                "this is a bug in the plugin: use another, or tell its author; if not, {}",
+                raise("answer_mib")
+            ));
     }
     report("plugin::broken_answer", format!("broke the contract: {}", shown(&cause)))
         .help("this is a bug in the plugin or in the language it was written in: use another, or tell its author")

@@ -7,8 +7,8 @@
 
 use wasmtime::component::Linker;
 
-use super::runtime::State;
 use super::since_v0_1_0;
+use super::state::State;
 use crate::error::{Error, Result};
 
 /// What one version's module gives to a component of that version.

@@ -84,14 +84,18 @@ fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
 }
 
 /// Whether a configuration key decides by itself what is computed. Plugins are known by their hashes, not by the name
-/// or the path that leads to them.
+/// or the path that leads to them. A limit cannot change an answer, only whether there is one; `plugins.wasi` can, since a
+/// plugin sees what it was given.
 fn decides(key: &str) -> bool {
-    let plugin = key.strip_prefix("plugins.").is_some_and(|key| PLUGIN_KINDS.contains(&key));
-    !holds_path(key) && !plugin
+    let plugins = key.strip_prefix("plugins.");
+    let elsewhere =
+        plugins.is_some_and(|key| PLUGIN_KINDS.contains(&key) || key == "limits" || key.starts_with("limits."));
+    !holds_path(key) && !elsewhere
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::provenance::ConfigValue;
     use super::super::provenance::tests::sample;
     use super::*;
 
@@ -108,6 +112,8 @@ mod tests {
         now.machine.cpus += 5;
         now.config.get_mut("run.root").unwrap().value = Some("elsewhere".into());
         now.config.get_mut("plugins.sampler").unwrap().value = Some("own/shuffled.wasm".into());
+        let (key, value) = ("plugins.limits.sampler.call_deadline_ms", Some("90000".into()));
+        now.config.insert(key.into(), ConfigValue { value, origin: "default".into() });
         now.resumed(3);
         assert_ne!(stored.inputs.corpus[0].path, now.inputs.corpus[0].path);
         assert_eq!(changes(&stored, &now), []);
@@ -129,7 +135,8 @@ mod tests {
         assert_eq!(keys(&stored, &now), ["base/config.json", "corpus[0]", "tokenizer"]);
 
         type Edit = fn(&mut Provenance);
-        let edits: [(&str, Edit); 10] = [
+        let edits: [(&str, Edit); 11] = [
+            ("plugins.wasi", |p| p.config.get_mut("plugins.wasi").unwrap().value = Some("[\"sampler\"]".into())),
             ("train.max_steps", |p| p.config.get_mut("train.max_steps").unwrap().value = Some("5".into())),
             ("train.epochs", |p| p.config.get_mut("train.epochs").unwrap().value = Some("2".into())),
             ("train.micro_batch", |p| p.config.get_mut("train.micro_batch").unwrap().value = Some("1".into())),

@@ -12,6 +12,7 @@ use super::machine::Machine;
 use crate::config::{Entry, Origin, Resolved, entries};
 use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
+use crate::plugins::Limits;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -109,6 +110,9 @@ pub struct PluginRecord {
     pub source: String,
     /// SHA-256 of its bytes, in hexadecimal.
     pub sha256: String,
+    /// What it may use; nothing in a run folder of a version that did not write it down.
+    #[serde(default)]
+    pub limits: Option<Limits>,
 }
 
 /// How a kernel is computed.
@@ -324,6 +328,7 @@ pub(super) mod tests {
             version: "0.1.0".into(),
             source: "bundled".into(),
             sha256: sha256(b"wasm"),
+            limits: None,
         };
         let corpus = FileHash::of(&root.join("a.jsonl")).unwrap();
         let inputs = Inputs {

@@ -13,10 +13,12 @@ mod contract;
 mod exporters;
 mod filters;
 mod hostile;
+mod log;
 mod references;
 mod rulings;
 mod samplers;
 mod schedulers;
+mod wasi;
 
 fn bundled(kind: Kind, name: &str) -> PluginRef {
     PluginRef::resolve(kind, name, &[]).unwrap()
