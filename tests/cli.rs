@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{fails, ok, root};
+use common::{fails, ok, root, tunehost};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 const BASE: &str = "tests/fixtures/tiny-base";
@@ -290,4 +291,103 @@ fn limits_by_flag_and_by_configuration_are_the_ones_in_force() {
     let said = fails(&["corpus", "batches", QUICKSTART, "--set", "plugins.limits.sampler.memory_mib=1"], 5);
     assert!(said.contains("plugin::memory") && said.contains("at most 1 MiB"), "{said}");
     assert!(fails(&["plugins", "check", "shuffled", "--limit", "memory=3"], 2).contains("usage::limit"));
+}
+
+/// A new project, in a folder of its own.
+fn new_project(parent: &Path, kind: &str, language: &str) -> String {
+    let name = format!("my-{kind}-{language}");
+    let out = tunehost(&["plugins", "new", &name, "--kind", kind, "--lang", language]).current_dir(parent).output();
+    let out = out.unwrap();
+    let said = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains(&format!("tunehost plugins build {name}")), "{said}");
+    parent.join(name).to_str().unwrap().into()
+}
+
+/// What `plugins build` says when only the programs in `path` are there; it must end with exit code 5.
+fn fails_to_build(project: &str, path: &Path) -> String {
+    let out = tunehost(&["plugins", "build", project]).env("PATH", path).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(5), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    said
+}
+
+/// A program of this name in `folder` that runs a line of shell.
+fn fake(folder: &Path, name: &str, line: &str) {
+    let path = folder.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn a_build_without_its_tool_names_it_and_how_to_install_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let bin = dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    for (language, tool, install) in [
+        ("rust", "wasm32-unknown-unknown", "rustup target add wasm32-unknown-unknown"),
+        ("python", "componentize-py", "pip install componentize-py=="),
+        ("javascript", "node", "install Node.js"),
+        ("c", "zig", "pip install ziglang=="),
+    ] {
+        let said = fails_to_build(&new_project(dir.path(), "sampler", language), &bin);
+        assert!(said.contains("plugin::no_tool") && said.contains(tool) && said.contains(install), "{said}");
+    }
+    fake(&bin, "node", "exit 0");
+    let said = fails_to_build(&new_project(dir.path(), "corpus-filter", "javascript"), &bin);
+    assert!(said.contains("componentize-js") && said.contains("npm install"), "{said}");
+}
+
+#[test]
+fn a_build_that_fails_shows_why_and_leaves_the_last_component() {
+    let dir = tempfile::tempdir().unwrap();
+    let project = new_project(dir.path(), "sampler", "python");
+    let built = Path::new(&project).join("target/my-sampler-python.wasm");
+    fs::create_dir(built.parent().unwrap()).unwrap();
+    fs::write(&built, "the last one").unwrap();
+    fake(dir.path(), "componentize-py", "echo 'SyntaxError: line 3' >&2; exit 1");
+    let said = fails_to_build(&project, dir.path());
+    assert!(said.contains("plugin::build_failed") && said.contains("SyntaxError: line 3"), "{said}");
+    fake(dir.path(), "componentize-py", "echo 'no component' > target/component.wasm");
+    let said = fails_to_build(&project, dir.path());
+    assert!(said.contains("plugin::not_a_component"), "{said}");
+    assert_eq!(fs::read_to_string(&built).unwrap(), "the last one");
+}
+
+#[test]
+fn a_build_says_what_it_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let project = new_project(dir.path(), "sampler", "python");
+    // Any component of the world stands in for what the tool makes; its own section is read where it is the last.
+    let shuffled = root().join("plugins/dist/shuffled.wasm");
+    fake(dir.path(), "componentize-py", &format!("/bin/cp {} target/component.wasm", shuffled.display()));
+    let build = |args: &[&str]| {
+        let out = tunehost(&[&["plugins", "build", &project], args].concat()).env("PATH", dir.path()).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let built: Value = serde_json::from_str(&build(&["--json"])).unwrap();
+    assert_eq!((&built["name"], &built["version"]), (&"my-sampler-python".into(), &"0.1.0".into()));
+    assert_eq!(built["kind"], "sampler");
+    let path = built["path"].as_str().unwrap();
+    assert_eq!(built["size_bytes"], fs::metadata(path).unwrap().len());
+    let said = build(&[]);
+    for word in ["my-sampler-python 0.1.0", "sampler", path, built["sha256"].as_str().unwrap(), "plugins check"] {
+        assert!(said.contains(word), "{word} is not in\n{said}");
+    }
+    // The bytes are those of another plugin, which `describe` gives away.
+    let said = fails(&["plugins", "check", path], 5);
+    assert!(said.contains("plugin::misdescribed") && said.contains("shuffled"), "{said}");
+}
+
+#[test]
+fn a_project_that_cannot_be_is_refused() {
+    let said = fails(&["plugins", "new", "mine", "--kind", "samplers", "--lang", "c"], 2);
+    assert!(said.contains("usage::unknown_plugin_kind"), "{said}");
+    let said = fails(&["plugins", "new", "mine", "--kind", "exporter", "--lang", "c"], 2);
+    assert!(said.contains("usage::no_template") && said.contains("rust: sampler"), "{said}");
+    let said = fails(&["plugins", "new", "Mine", "--kind", "sampler", "--lang", "c"], 2);
+    assert!(said.contains("usage::invalid_value"), "{said}");
+    let said = fails(&["plugins", "build", "configs"], 2);
+    assert!(said.contains("usage::no_project") && said.contains("plugins new"), "{said}");
 }

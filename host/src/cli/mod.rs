@@ -10,6 +10,7 @@ mod run;
 mod score;
 
 use crate::error::{Error, Result};
+use crate::plugins::project::Language;
 use crate::report::{Mode, Reporter};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -196,6 +197,25 @@ enum PluginsCommand {
         #[arg(long, value_name = "JSON")]
         config: Option<String>,
     },
+    /// Write the source folder of a new plugin, which builds and passes `check` as it is.
+    New {
+        /// The plugin's name, and the folder's.
+        name: String,
+        /// What it decides: sampler, checkpoint-scheduler and so on, as in `plugins list`.
+        #[arg(long)]
+        kind: String,
+        /// The language to write it in.
+        #[arg(long, value_enum)]
+        lang: Language,
+    },
+    /// Build the plugin of a source folder into its target/NAME.wasm.
+    Build {
+        /// The source folder.
+        folder: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the contract that plugins are built against, in WIT.
     Wit {
         /// Write its files into this folder instead.
@@ -272,6 +292,8 @@ pub fn execute(cli: Cli) -> Result<()> {
             PluginsCommand::Show(plugin) => plugins::show(&plugin),
             PluginsCommand::Check { plugin, config } => plugins::check(&plugin, config.as_deref()),
             PluginsCommand::Bench { plugin, config } => plugins::bench(&plugin, config.as_deref()),
+            PluginsCommand::New { name, kind, lang } => plugins::new(&name, &kind, lang),
+            PluginsCommand::Build { folder, json } => plugins::build(&folder, json),
             PluginsCommand::Wit { out } => plugins::wit(out.as_deref()),
         },
         Command::Corpus(CorpusCommand::Batches(args)) => corpus::batches(&args),

@@ -3,7 +3,8 @@
 use super::{PluginArgs, print};
 use crate::config;
 use crate::error::{Error, Result};
-use crate::plugins::{self, Limits, PluginRef, bench, check, contract};
+use crate::plugins::project::{self, Language, Project};
+use crate::plugins::{self, Kind, Limits, PluginRef, bench, check, contract};
 use crate::run::atomic::{self, Existing};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,18 @@ pub fn check(args: &PluginArgs, config: Option<&str>) -> Result<()> {
 pub fn bench(args: &PluginArgs, config: Option<&str>) -> Result<()> {
     let measured = bench::bench(&plugin(args)?, settings(config)?.as_ref())?;
     print_as(args.json, || bench::json(&measured), || bench::text(&measured))
+}
+
+pub fn new(name: &str, kind: &str, language: Language) -> Result<()> {
+    project::new(Path::new("."), name, Kind::parse(kind)?, language)?;
+    print(&format!("{name}/ is written; build it with `tunehost plugins build {name}`"))
+}
+
+pub fn build(folder: &Path, json: bool) -> Result<()> {
+    let project = Project::open(folder)?;
+    eprintln!("building {} ({})", project.name(), project.language());
+    let built = project.build()?;
+    print_as(json, || project::json(&built), || project::text(&built))
 }
 
 pub fn wit(out: Option<&Path>) -> Result<()> {

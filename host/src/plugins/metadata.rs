@@ -7,7 +7,7 @@ use super::{Kind, imports};
 use crate::error::{Error, Result};
 
 /// The custom section with `{"name": "...", "version": "..."}`.
-const SECTION: &str = "tunehost-plugin";
+pub(super) const SECTION: &str = "tunehost-plugin";
 const PACKAGE: &str = "tunehost:plugin/";
 
 /// A plugin's name, version, kind and contract.

@@ -21,6 +21,7 @@ mod log;
 mod metadata;
 pub mod mixture;
 mod plan;
+pub mod project;
 mod reference;
 mod runtime;
 mod sampler;

@@ -14,6 +14,7 @@ mod exporters;
 mod filters;
 mod hostile;
 mod log;
+mod projects;
 mod references;
 mod rulings;
 mod samplers;
