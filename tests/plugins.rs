@@ -99,8 +99,10 @@ fn a_replaced_record_is_trained_as_it_is_now() {
 fn a_replacement_that_is_no_record_stops_the_run_by_its_id() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path(), &hostile("corpus_filter", "hostile-filter", "unknown-shape"));
-    let stderr = fails(&["run", config.to_str().unwrap()], 3);
-    for part in ["error[corpus::unknown_shape]", "what the corpus filter put in place of record \"r0\"", "prose"] {
+    let stderr = fails(&["run", config.to_str().unwrap()], 5);
+    for part in
+        ["error[plugin::invalid_verdicts]", "hostile-filter 0.1.0", "filter: what is to replace record \"r0\"", "prose"]
+    {
         assert!(stderr.contains(part), "{part} is not in\n{stderr}");
     }
 }

@@ -1,7 +1,7 @@
 //! The corpus filter's place in the path: after encoding, before the length limit; and the account of what it did.
 
 use super::encode::Record;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plugins::{Candidate, CorpusFilter, Verdict};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -127,6 +127,20 @@ impl<'a> Filtering<'a> {
             }
         };
         self.report.records.push(Filtered { id: record.id.clone(), dropped });
+    }
+
+    /// The filter's name and version.
+    pub fn filter(&self) -> &str {
+        &self.report.filter
+    }
+
+    /// What is said of a replacement for the record `id` at `place` that is no record.
+    pub fn untrainable(&self, id: &str, place: &str, error: Error) -> Error {
+        let what = format!("what is to replace record {id:?} of {place} cannot be trained: {}", error.message());
+        Error::new("plugin::invalid_verdicts", format!("{}: filter: {what}", self.filter.identity()))
+            .expected("a record with `messages`, `text` or `input_ids`, as a file may hold")
+            .help("this is a bug in the plugin or its settings: use another filter, or tell its author")
+            .source(error)
     }
 
     /// The account.

@@ -158,12 +158,14 @@ impl Loader<'_> {
             match verdict {
                 Verdict::Keep => self.keep(line.key, record, &place, tally)?,
                 Verdict::Drop(reason) => {
-                    tally.left_out.get_or_insert_with(|| format!("{place}: dropped by the corpus filter: {reason}"));
+                    tally
+                        .left_out
+                        .get_or_insert_with(|| format!("{place}: dropped by {}: {reason}", self.filtering.filter()));
                 }
                 Verdict::Replace(json) => {
                     let (key, record) = self
                         .replacement(json, &line, source, root)
-                        .map_err(|e| e.at(&format!("what the corpus filter put in place of record {:?}", line.id)))?;
+                        .map_err(|error| self.filtering.untrainable(&line.id, &place, error))?;
                     self.keep(key, record, &place, tally)?;
                 }
             }

@@ -108,7 +108,16 @@ pub fn resume(dir: &Path, reporter: &mut Reporter) -> Result<()> {
         let device = device::open(&config.model.device)?;
         let (adapter, optimizer) = match &newest.checkpoint {
             Some((path, c)) => {
-                prepared.policies.scheduler.restore(c.files.get(training::SCHEDULER_MEMORY).map(Vec::as_slice))?;
+                let scheduler = &mut prepared.policies.scheduler;
+                let memory = c.files.get(training::SCHEDULER_MEMORY).map(Vec::as_slice);
+                scheduler.restore(memory)?;
+                if memory.is_none() && scheduler.remembers()? {
+                    reporter.warn(format!(
+                        "{} holds nothing of what {} remembered, since it failed then: it starts anew",
+                        path.display(),
+                        scheduler.identity()
+                    ));
+                }
                 state::from_files(&c.files, prepared.lora.clone(), &config.train, c.step, &device, path)?
             }
             None => {

@@ -11,7 +11,7 @@ use crate::model::config::TextConfig;
 use crate::model::lora::{LoraPlan, group};
 use crate::model::spec::ModelSpec;
 use crate::model::weights::Model;
-use crate::plugins::{Plan, PlanRequest, Sampler};
+use crate::plugins::{Origin, Plan, PlanRequest, Sampler};
 use crate::report::{Reporter, bytes, duration};
 use crate::train::engine::Engine;
 use crate::train::steps::{Step, epoch_steps};
@@ -90,7 +90,10 @@ impl Prepared {
             let name = &policies.sampler.identity().name;
             reporter.warn(format!("{name} leaves {} records out of epoch {epoch}, the first: {}", ids.len(), ids[0]));
         }
-        let names = policies.identities().map(|p| format!("{} {} {}", p.kind.name(), p.name, p.version));
+        let names = policies.identities().map(|p| match &p.origin {
+            Origin::Bundled => format!("{} {} {}", p.kind, p.name, p.version),
+            Origin::File(path) => format!("{} {} {} ({})", p.kind, p.name, p.version, path.display()),
+        });
         reporter.line(format!("plugins     {}", names.join(", ")));
         reporter.line(format!("plan        {} optimiser steps", group(steps.len())));
         Ok(Self { text, checkpoint, lora, corpus, corpus_manifest, policies, steps, dropped })

@@ -148,7 +148,9 @@ impl Loop<'_> {
                 let saving = Instant::now();
                 metrics.sync()?;
                 timing.sync()?;
+                let asked = Instant::now();
                 let memory = scheduler.save();
+                trained.plugins += asked.elapsed();
                 self.save(metric.step, steps, &trainer, memory.as_ref().ok().and_then(Option::as_deref))?;
                 memory?;
                 last_save = (Instant::now(), saving.elapsed());

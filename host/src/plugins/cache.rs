@@ -7,7 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::hash::{Hash, Hasher};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -108,21 +108,38 @@ fn sign(key: &[u8; 32], identity: [&[u8]; 3], code: &[u8]) -> [u8; 32] {
     Sha256::new_with_prefix(padded(0x5c)).chain_update(inner.finalize()).finalize().into()
 }
 
-/// The user's own signing key, made on first use. One that others can read is replaced.
+/// The user's own signing key, made on first use. One that others can read, or that is no file, is replaced. A folder that
+/// others own or can write to is refused: whoever can put a key there could sign code with it.
 fn key(folder: &Path) -> io::Result<[u8; 32]> {
+    fs::create_dir_all(folder)?;
+    let (uid, metadata) = (own_uid(folder)?, fs::metadata(folder)?);
+    if metadata.uid() != uid || metadata.permissions().mode() & 0o022 != 0 {
+        return Err(io::Error::other("others own it or can write to it"));
+    }
     let path = folder.join("key");
-    if let Ok(mut file) = File::open(&path) {
+    if let Ok(metadata) = fs::symlink_metadata(&path) {
         let mut key = [0; 32];
-        if file.metadata()?.permissions().mode() & 0o077 == 0 && file.read_exact(&mut key).is_ok() {
+        let trusted = metadata.is_file() && metadata.uid() == uid && metadata.permissions().mode() & 0o077 == 0;
+        if trusted && File::open(&path).and_then(|mut file| file.read_exact(&mut key)).is_ok() {
             return Ok(key);
         }
         fs::remove_file(&path)?;
     }
-    fs::create_dir_all(folder)?;
     let mut key = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut key)?;
     private(&path)?.write_all(&key)?;
     Ok(key)
+}
+
+/// The user that this process runs as: the owner of what it makes.
+fn own_uid(folder: &Path) -> io::Result<u32> {
+    if let Ok(process) = fs::metadata("/proc/self") {
+        return Ok(process.uid());
+    }
+    let probe = folder.join(format!("{}.owner", std::process::id()));
+    let uid = private(&probe)?.metadata()?.uid();
+    fs::remove_file(&probe)?;
+    Ok(uid)
 }
 
 /// A new file that only the user can read.

@@ -1,6 +1,6 @@
 //! Plugins of the kind `exporter`: they lay out an export, the host carries it out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::reference::{Identity, PluginRef};
 use super::runtime::{Plugin, shown};
@@ -8,6 +8,8 @@ use super::since_v0_1_0::exporting;
 use crate::error::{Error, Result};
 
 const FILE_NAME_BYTES_MAX: usize = 200;
+/// How often an export may hold a tensor of the base, or A or B of a module: once, and a tied copy.
+const TIMES_WRITTEN_MAX: u32 = 2;
 
 /// A tuned model, without its weights.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -186,6 +188,7 @@ impl Check<'_> {
         self.file_names(&answer)?;
         let tensors: Vec<PlannedTensor> = (0..count).map(|at| self.tensor(&answer, at)).collect::<Result<_>>()?;
         self.coverage(&tensors)?;
+        self.repeats(&tensors)?;
         let tensor_files = self.cut(&answer, tensors)?;
         let texts = answer.text_files.into_iter().zip(answer.texts).collect();
         Ok(ExportPlan { tensor_files, texts, copied_files: answer.copied_files })
@@ -245,6 +248,25 @@ impl Check<'_> {
         Ok(PlannedTensor { name, source, dtype })
     }
 
+    /// A small plan must not make the host fill the disk.
+    fn repeats(&self, tensors: &[PlannedTensor]) -> Result<()> {
+        let mut written: BTreeMap<(bool, bool, usize), u32> = BTreeMap::new();
+        for tensor in tensors {
+            let key = match tensor.source {
+                Source::Base(index) | Source::Merged(index, _) => (false, false, index),
+                Source::A(index) => (true, false, index),
+                Source::B(index) => (true, true, index),
+            };
+            let times = written.entry(key).or_default();
+            *times += 1;
+            if *times > TIMES_WRITTEN_MAX {
+                let what = format!("what tensor {} is made of is written {times} times", tensor.name);
+                return Err(self.invalid(what, format!("at most {TIMES_WRITTEN_MAX} times")));
+            }
+        }
+        Ok(())
+    }
+
     /// Every module's update must leave with the export, as A and B or merged: a part of a tune that is silently left
     /// behind is what nobody looks for.
     fn coverage(&self, tensors: &[PlannedTensor]) -> Result<()> {
@@ -294,5 +316,29 @@ impl Check<'_> {
             true => Ok(files),
             false => Err(self.invalid(format!("{} tensors are in no file", count - start), "each tensor in a file")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::Kind;
+
+    #[test]
+    fn a_tensor_is_written_twice_at_most() {
+        let plugin = PluginRef::resolve(Kind::Exporter, "peft-adapter", &[]).unwrap();
+        let tuned = Tuned::default();
+        let check = Check { tuned: &tuned, identity: plugin.identity() };
+        let tensors = |times: usize, source: Source| -> Vec<PlannedTensor> {
+            (0..times).map(|at| PlannedTensor { name: format!("t{at}"), source, dtype: None }).collect()
+        };
+        for source in [Source::Base(3), Source::Merged(3, 1.0), Source::A(0), Source::B(7)] {
+            assert!(check.repeats(&tensors(2, source)).is_ok());
+            let error = check.repeats(&tensors(3, source)).unwrap_err();
+            assert_eq!(error.code(), "plugin::invalid_export");
+            assert!(error.message().contains("what tensor t2 is made of is written 3 times"), "{error}");
+        }
+        let both = [tensors(2, Source::A(0)), tensors(2, Source::B(0)), tensors(2, Source::A(1))].concat();
+        assert!(check.repeats(&both).is_ok());
     }
 }

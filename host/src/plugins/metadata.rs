@@ -2,12 +2,15 @@
 
 use wasmparser::{Encoding, Parser, Payload};
 
+use super::runtime::shown;
 use super::versions::{self, PUBLISHED};
 use super::{Kind, imports};
 use crate::error::{Error, Result};
 
 /// The custom section with `{"name": "...", "version": "..."}`.
 pub(super) const SECTION: &str = "tunehost-plugin";
+/// Longest name or version.
+const LABEL_BYTES_MAX: usize = 64;
 const PACKAGE: &str = "tunehost:plugin/";
 
 /// A plugin's name, version, kind and contract.
@@ -116,11 +119,23 @@ impl Outside {
 }
 
 fn parse_section(json: &[u8], label: &str) -> Result<Section> {
-    serde_json::from_slice(json).map_err(|error| {
-        Error::new("plugin::misdescribed", format!("{label}: its custom section `{SECTION}` cannot be read: {error}"))
-            .expected(r#"{"name": "...", "version": "..."}"#)
+    let unfit = |why: String| {
+        Error::new("plugin::misdescribed", format!("{label}: its custom section `{SECTION}` {why}"))
+            .expected(r#"{"name": "lower-case-words", "version": "1.2.3"}"#)
             .help("rebuild the plugin with plugins/sdk, or write the section as wit/plugin.wit says")
-    })
+    };
+    let section: Section = serde_json::from_slice(json).map_err(|error| unfit(format!("cannot be read: {error}")))?;
+    // They stand in listings and errors: what is no name is not shown as one.
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    if section.name.len() > LABEL_BYTES_MAX || !section.name.split('-').all(is_word) {
+        return Err(unfit(format!("has the name {:?}", shown(&section.name))));
+    }
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b".-+".contains(&b);
+    let numbered = section.version.starts_with(|first: char| first.is_ascii_digit());
+    if section.version.len() > LABEL_BYTES_MAX || !numbered || !section.version.bytes().all(plain) {
+        return Err(unfit(format!("has the version {:?}", shown(&section.version))));
+    }
+    Ok(section)
 }
 
 fn damaged(label: &str, error: &wasmparser::BinaryReaderError) -> Error {
@@ -134,5 +149,5 @@ fn not_a_component(label: &str, why: &str) -> Error {
 }
 
 fn list(names: &[String]) -> String {
-    if names.is_empty() { "nothing".into() } else { names.join(", ") }
+    if names.is_empty() { "nothing".into() } else { shown(&names.join(", ")) }
 }

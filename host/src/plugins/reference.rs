@@ -8,6 +8,9 @@ use super::{Kind, Limits, Metadata, bundled, listing};
 use crate::config::PluginsConfig;
 use crate::error::{Error, Result};
 
+/// Largest component that is read, bytes; an interpreter takes twenty million.
+const COMPONENT_BYTES_MAX: u64 = 512 << 20;
+
 /// Where a plugin's bytes came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
@@ -77,8 +80,8 @@ impl PluginRef {
         let plugin = Self::find(Some(kind), spec, search_path)?;
         let found = &plugin.identity;
         if found.kind != kind {
-            return Err(Error::new("plugin::wrong_kind", format!("{found} is a {}", found.kind))
-                .expected(format!("a {kind}"))
+            return Err(Error::new("plugin::wrong_kind", format!("{found} is of the kind {}", found.kind))
+                .expected(format!("one of the kind {kind}"))
                 .help(format!(
                     "`tunehost plugins list` shows each plugin's kind; here one of {}",
                     names_of(Some(kind), search_path)
@@ -165,19 +168,37 @@ impl PluginRef {
     }
 }
 
+/// The bytes of a component's file; what is no file (a pipe would never end) or far too large is not read.
+///
+/// # Errors
+/// Class `io`, `plugin::not_a_component`.
+pub(super) fn read_component(path: &Path) -> Result<Vec<u8>> {
+    let metadata = std::fs::metadata(path).map_err(|error| Error::io("read the plugin", path, error))?;
+    if !metadata.is_file() || metadata.len() > COMPONENT_BYTES_MAX {
+        let what = format!("{} is no file, or one of more than {} MiB", path.display(), COMPONENT_BYTES_MAX >> 20);
+        return Err(Error::new("plugin::not_a_component", what).expected("a WebAssembly component"));
+    }
+    std::fs::read(path).map_err(|error| Error::io("read the plugin", path, error))
+}
+
 fn find(kind: Option<Kind>, name: &str, search_path: &[PathBuf]) -> Result<(Origin, Cow<'static, [u8]>)> {
     let wanted = kind.map_or(String::new(), |kind| format!(" for the {kind}"));
     let read = |path: PathBuf| {
-        let bytes = std::fs::read(&path).map_err(|error| Error::io("read the plugin", &path, error))?;
+        let bytes = read_component(&path)?;
         Ok((Origin::File(path), Cow::Owned(bytes)))
     };
     if name.contains('/') || name.ends_with(".wasm") {
         let path = PathBuf::from(name);
         if !path.exists() {
-            return Err(Error::new("plugin::not_found", format!("there is no file {name}{wanted}"))
-                .help("a path is taken from the folder tunehost was started in"));
+            return Err(Error::new("plugin::not_found", format!("there is no file {name}{wanted}")).help(
+                "a path in a file is taken from that file's folder, one on the command line from the current one",
+            ));
         }
         return read(path);
+    }
+    // A folder that is not there would leave the name to the next one, and so to another plugin.
+    for folder in search_path {
+        std::fs::read_dir(folder).map_err(|error| Error::io("read plugins.search_path's folder", folder, error))?;
     }
     if let Some(path) = search_path.iter().map(|folder| folder.join(format!("{name}.wasm"))).find(|path| path.is_file())
     {

@@ -259,5 +259,5 @@ pub(super) fn shown(text: &str) -> String {
 
 /// A JSON text without its line breaks.
 fn compact(json: &str) -> String {
-    serde_json::from_str::<serde_json::Value>(json).map_or_else(|_| shown(json), |value| value.to_string())
+    serde_json::from_str::<serde_json::Value>(json).map_or_else(|_| shown(json), |value| shown(&value.to_string()))
 }

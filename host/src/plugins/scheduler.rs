@@ -17,9 +17,9 @@ pub struct StepInfo {
     pub total_steps: u64,
     /// Milliseconds since 1970-01-01 UTC.
     pub wall_clock_ms: u64,
-    /// Milliseconds since the last save, or since training started.
+    /// Milliseconds since the last save, or since training started or was resumed.
     pub since_last_save_ms: u64,
-    /// How long the last save took, milliseconds; 0 where nothing is saved yet.
+    /// How long the last save took, milliseconds; 0 where nothing is saved since then.
     pub last_save_cost_ms: u64,
     /// Training loss of the step.
     pub loss: f64,
@@ -108,6 +108,14 @@ impl CheckpointScheduler {
             }
             _ => Ok(memory),
         }
+    }
+
+    /// Whether the plugin remembers anything.
+    ///
+    /// # Errors
+    /// Those of starting it anew after a call that failed.
+    pub fn remembers(&mut self) -> Result<bool> {
+        self.plugin.call("save", |functions, _| Ok(Ok(functions.memory.is_some())))
     }
 
     /// Take up what [`CheckpointScheduler::save`] of the same component gave; `None` where that had no memory.

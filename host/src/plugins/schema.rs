@@ -1,5 +1,6 @@
 //! The JSON Schema of a plugin's settings, as far as the host reads it: types, bounds, defaults, required keys.
 
+use super::runtime::shown;
 use serde_json::{Map, Value, json};
 
 /// At the top of a sampler's schema: its order is the same in every epoch (`wit/sampler.wit`).
@@ -46,7 +47,7 @@ impl Schema {
             None => {}
         }
         let meaning = property["description"].as_str().map_or(String::new(), |text| format!(": {text}"));
-        parts.join(", ") + &meaning
+        shown(&(parts.join(", ") + &meaning))
     }
 
     /// The least that fits the schema: its required settings at their default, first example or lowest value.

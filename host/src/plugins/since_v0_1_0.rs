@@ -24,12 +24,14 @@ wasmtime::component::bindgen!({
         }
     ",
     ownership: Borrowing { duplicate_if_necessary: false },
+    imports: { default: trappable },
 });
 
 pub use exports::tunehost::plugin::{exporting, filtering, memory, plugin, ruling, sampling, scheduling};
 
 impl Host for State {
-    fn log(&mut self, level: Level, message: String) {
+    fn log(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
+        self.count_log_line()?;
         let level = match level {
             Level::Debug => tracing::Level::DEBUG,
             Level::Info => tracing::Level::INFO,
@@ -37,10 +39,12 @@ impl Host for State {
             Level::Error => tracing::Level::ERROR,
         };
         self.log.line(level, &message);
+        Ok(())
     }
 
-    fn report_panic(&mut self, message: String) {
+    fn report_panic(&mut self, message: String) -> wasmtime::Result<()> {
         self.keep_panic(message);
+        Ok(())
     }
 }
 

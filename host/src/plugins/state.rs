@@ -14,17 +14,28 @@ pub struct State {
     memory_bytes: usize,
     memory_bytes_max: usize,
     panic: Option<String>,
+    /// Lines logged in this call, shown or not.
+    log_lines: u64,
     pub(super) log: Arc<Log>,
     pub(super) wasi: wasi::Virtual,
 }
 
 impl State {
     pub(super) fn new(memory_bytes_max: usize, log: Arc<Log>) -> Self {
-        Self { memory_bytes: 0, memory_bytes_max, panic: None, log, wasi: wasi::Virtual::new() }
+        Self { memory_bytes: 0, memory_bytes_max, panic: None, log_lines: 0, log, wasi: wasi::Virtual::new() }
     }
 
     pub(super) fn begin_call(&mut self) {
-        self.panic = None;
+        (self.panic, self.log_lines) = (None, 0);
+    }
+
+    /// Ends the call of a plugin that does nothing but log.
+    pub(super) fn count_log_line(&mut self) -> wasmtime::Result<()> {
+        self.log_lines += 1;
+        match self.log_lines > LOG_LINES_PER_CALL_MAX {
+            true => Err(LogFlood.into()),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn end_of_call(&mut self) {
@@ -42,6 +53,21 @@ impl State {
         self.panic.as_deref()
     }
 }
+
+/// Log lines of one call after which it is ended, however few are shown.
+pub(super) const LOG_LINES_PER_CALL_MAX: u64 = 10_000;
+
+/// The plugin logged without end.
+#[derive(Debug)]
+pub(super) struct LogFlood;
+
+impl fmt::Display for LogFlood {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "more than {LOG_LINES_PER_CALL_MAX} log lines in a call")
+    }
+}
+
+impl std::error::Error for LogFlood {}
 
 /// The plugin wanted more memory than it may have.
 #[derive(Debug)]

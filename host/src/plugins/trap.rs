@@ -5,7 +5,7 @@ use wasmtime::{Trap, WasmBacktrace};
 use super::Limits;
 use super::reference::Identity;
 use super::runtime::shown;
-use super::state::{MemoryCap, State};
+use super::state::{LOG_LINES_PER_CALL_MAX, LogFlood, MemoryCap, State};
 use super::wasi::Exit;
 use crate::error::Error;
 
@@ -56,7 +56,18 @@ pub(super) fn explain(
             .expected("an answer: a plugin that has to give up answers with an error")
             .help("this is a bug in the plugin: use another, or tell its author");
     }
+    if error.downcast_ref::<LogFlood>().is_some() {
+        return report("plugin::log_flood", "logged without end".into())
+            .expected(format!("at most {LOG_LINES_PER_CALL_MAX} lines in a call"))
+            .help("this is a bug in the plugin: use another, or tell its author");
+    }
     let cause = error.root_cause().to_string();
+    if error.root_cause().downcast_ref::<std::io::Error>().is_some() {
+        return report("plugin::no_memory", format!("could not be given memory: {cause}")).help(
+            "the machine, or a limit on the process (ulimit -v), has too little address space left; the plugin is not at \
+             fault",
+        );
+    }
     // wasmtime keeps the type of this error to itself.
     if cause.contains("fuel allocated for hostcalls") {
         return report("plugin::answer_too_large", "handed over too much".into())

@@ -65,7 +65,10 @@ impl State {
         for byte in bytes {
             let line = &mut self.wasi.lines[stream];
             match byte {
-                b'\n' => self.end_line(stream),
+                b'\n' => {
+                    self.count_log_line()?;
+                    self.end_line(stream);
+                }
                 byte if line.len() < LINE_BYTES_MAX => line.push(*byte),
                 _ => {}
             }

@@ -10,14 +10,20 @@
 //!
 //! impl Plugin for EveryN {
 //!     type Config = Config;
-//!     const CONFIG_SCHEMA: &str = r#"{"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}}"#;
-//!     fn new(config: Config) -> Result<Self, String> { Ok(Self(config.n)) }
+//!     const CONFIG_SCHEMA: &str = r#"{"type": "object", "additionalProperties": false, "required": ["n"],
+//!         "properties": {"n": {"type": "integer", "minimum": 1, "description": "Steps between two saves"}}}"#;
+//!     fn new(config: Config) -> Result<Self, String> {
+//!         if config.n == 0 { Err("n must be at least 1".into()) } else { Ok(Self(config.n)) }
+//!     }
 //! }
 //! impl CheckpointScheduler for EveryN {
 //!     fn after_step(&mut self, info: StepInfo) -> Result<Decision, String> { /* ... */ }
 //! }
 //! tunehost_plugin_sdk::export_checkpoint_scheduler!(EveryN);
 //! ```
+//!
+//! One that remembers anything from call to call implements [`Memory`] too and is exported with
+//! `export_checkpoint_scheduler!(EveryN, with memory)`, so that a resumed run finds what it remembered.
 //!
 //! Name, version and description are those of the plugin's `Cargo.toml`.
 

@@ -22,9 +22,9 @@ impl Project {
         create(&target)?;
         let (mut component, guest) = match &self.sources {
             Sources::Rust => (rust::build(&self.folder)?, None),
-            Sources::Python(guest) => (python::build(self, &self.wit()?, guest.kind.name())?, Some(guest)),
-            Sources::JavaScript(guest) => (javascript::build(self, &self.wit()?, guest.kind.name())?, Some(guest)),
-            Sources::C(guest) => (c::build(self, guest.kind.name())?, Some(guest)),
+            Sources::Python(guest) => (python::build(self, &self.wit()?, &guest.world())?, Some(guest)),
+            Sources::JavaScript(guest) => (javascript::build(self, &self.wit()?, &guest.world())?, Some(guest)),
+            Sources::C(guest) => (c::build(self, &guest.world())?, Some(guest)),
         };
         if let Some(guest) = guest {
             encode::stamp(&mut component, &self.name, &guest.version);

@@ -77,6 +77,15 @@ enum Sources {
 struct Guest {
     version: String,
     kind: Kind,
+    /// Whether it exports the interface `memory` too.
+    memory: bool,
+}
+
+impl Guest {
+    /// Its world in `wit/`.
+    fn world(&self) -> String {
+        format!("{}{}", self.kind, if self.memory { "-with-memory" } else { "" })
+    }
 }
 
 #[derive(serde::Deserialize)]
@@ -96,6 +105,8 @@ struct PluginManifest {
     version: String,
     kind: String,
     language: Language,
+    #[serde(default)]
+    memory: bool,
 }
 
 impl Project {
@@ -107,10 +118,14 @@ impl Project {
         let folder = folder.canonicalize().map_err(|error| Error::io("open", folder, error))?;
         let (cargo, plugin) = (folder.join("Cargo.toml"), folder.join("plugin.toml"));
         if plugin.exists() {
-            let PluginManifest { name, version, kind, language } = parse(&plugin)?;
+            let PluginManifest { name, version, kind, language, memory } = parse(&plugin)?;
             let place = plugin.display().to_string();
             check_name(&name).map_err(|error| error.at(&place))?;
-            let guest = Guest { version, kind: Kind::parse(&kind).map_err(|error| error.at(&place))? };
+            let guest = Guest { version, kind: Kind::parse(&kind).map_err(|error| error.at(&place))?, memory };
+            if memory && guest.kind != Kind::CheckpointScheduler {
+                let why = format!("`memory` is true, but a plugin of the kind {kind} has none");
+                return Err(bad_project(&plugin, &why));
+            }
             let sources = match language {
                 Language::Rust => {
                     return Err(bad_project(&plugin, "a project in Rust has a Cargo.toml in place of this file"));
@@ -154,7 +169,9 @@ impl Project {
 /// A name is also that of a folder, a cargo package and a file.
 fn check_name(name: &str) -> Result<()> {
     let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if name.starts_with(|first: char| first.is_ascii_lowercase()) && name.split('-').all(is_word) {
+    // The SDK lies in a new project's workspace under its own name.
+    let taken = name == "tunehost-plugin-sdk";
+    if name.starts_with(|first: char| first.is_ascii_lowercase()) && name.split('-').all(is_word) && !taken {
         return Ok(());
     }
     Err(Error::new("usage::invalid_value", format!("{name:?} is no name for a plugin"))
@@ -170,7 +187,7 @@ fn bad_project(path: &Path, why: &str) -> Error {
     Error::new("usage::bad_project", format!("{}: {why}", path.display())).expected(
         match path.ends_with("Cargo.toml") {
             true => "package.name, as cargo wants it",
-            false => "name, version, kind (such as sampler) and language (python, javascript or c)",
+            false => "name, version, kind (such as sampler), language (python, javascript or c), and where it has one, memory",
         },
     )
 }

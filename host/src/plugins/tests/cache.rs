@@ -30,6 +30,22 @@ fn the_second_load_takes_the_compiled_code() {
     assert!(!is_cached(folder.path(), &bundled(Kind::Sampler, "shuffled")), "another plugin has its own entry");
 }
 
+/// Whoever can put a key into the folder could sign code with it.
+#[test]
+fn a_folder_that_others_can_write_to_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let plugin = bundled(Kind::Sampler, "in-order");
+    assert!(!is_cached(folder.path(), &plugin));
+    assert!(is_cached(folder.path(), &plugin));
+    for mode in [0o777, 0o720, 0o702] {
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+        assert!(!is_cached(folder.path(), &plugin), "{mode:o}");
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    assert!(is_cached(folder.path(), &plugin));
+}
+
 #[test]
 fn a_changed_entry_is_built_again() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::bundled::find;
+use super::super::bundled::{BUNDLED, find};
 use super::*;
 
 const HOSTILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../plugins/dist/hostile");
@@ -185,7 +185,7 @@ fn a_component_of_another_world_is_refused() {
     assert_error(
         &error,
         "plugin::wrong_kind",
-        &["hostile-sampler 0.1.0", "is a sampler", "a corpus-filter", "keep-all"],
+        &["hostile-sampler 0.1.0", "is of the kind sampler", "the kind corpus-filter", "keep-all"],
     );
 }
 
@@ -260,13 +260,35 @@ fn a_plugin_that_calls_itself_something_else_is_refused() {
 }
 
 #[test]
-fn a_description_that_cannot_be_read_is_refused() {
-    let bytes = patched("in-order", r#""name": "in-order""#, r#""name": 1234567890"#);
-    assert_error(
-        &resolve_bytes(Kind::Sampler, &bytes).unwrap_err(),
-        "plugin::misdescribed",
-        &["x.wasm", "tunehost-plugin"],
-    );
+fn a_description_that_cannot_be_read_or_shown_is_refused() {
+    for (to, says) in [
+        (r#""name": 1234567890"#, "cannot be read"),
+        (r#""name": "In order""#, "has the name"),
+        (r#""name": "in--orde""#, "has the name"),
+    ] {
+        let error = resolve_bytes(Kind::Sampler, &patched("in-order", r#""name": "in-order""#, to)).unwrap_err();
+        assert_error(&error, "plugin::misdescribed", &["x.wasm", "tunehost-plugin", says]);
+    }
+    let bytes = patched("in-order", r#""version": "0.1.0""#, r#""version": "a.1.0""#);
+    assert_error(&resolve_bytes(Kind::Sampler, &bytes).unwrap_err(), "plugin::misdescribed", &["has the version"]);
+}
+
+#[test]
+fn what_is_no_file_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe.wasm");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let error = PluginRef::resolve(Kind::Sampler, path.to_str().unwrap(), &[]).unwrap_err();
+    assert_error(&error, "plugin::not_a_component", &["pipe.wasm is no file"]);
+    let (listed, errors) = list(&[folder.path().to_path_buf()]);
+    assert_eq!((listed.len(), errors.len()), (BUNDLED.len(), 1));
+}
+
+#[test]
+fn a_search_path_that_is_not_there_is_an_error() {
+    let missing = std::path::PathBuf::from("/no/such/folder");
+    let error = PluginRef::resolve(Kind::Sampler, "in-order", &[missing]).unwrap_err();
+    assert_error(&error, "io::failed", &["plugins.search_path's folder", "/no/such/folder"]);
 }
 
 #[test]

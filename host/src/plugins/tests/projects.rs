@@ -115,6 +115,7 @@ fn a_folder_that_is_no_project_is_not_built() {
         (good.replace("version", "versoin"), "usage::bad_project", "versoin"),
         (good.replace("sampler", "sampling"), "usage::unknown_plugin_kind", "sampling"),
         (good.replace("\"x\"", "\"../x\""), "usage::invalid_value", "../x"),
+        (format!("{good}memory = true\n"), "usage::bad_project", "has none"),
         (good.replace("name", "[name"), "usage::bad_project", "TOML parse error"),
     ] {
         fs::write(folder.path().join("plugin.toml"), wrong).unwrap();

@@ -71,7 +71,11 @@ fn a_pin_must_be_the_bytes_own_hash() {
 #[test]
 fn a_plugin_of_another_kind_is_refused_before_it_is_compiled() {
     let error = PluginRef::resolve(Kind::Sampler, "wall-clock", &[]).unwrap_err();
-    assert_error(&error, "plugin::wrong_kind", &["wall-clock 0.1.0 is a checkpoint-scheduler", "a sampler"]);
+    assert_error(
+        &error,
+        "plugin::wrong_kind",
+        &["wall-clock 0.1.0 is of the kind checkpoint-scheduler", "the kind sampler"],
+    );
 }
 
 #[test]
@@ -118,6 +122,6 @@ fn twenty_plugins_are_listed_without_being_compiled() {
     let elapsed = start.elapsed();
     println!("20 plugins are listed in {elapsed:?}");
     assert_eq!((listed.len(), errors.len()), (20, 0));
-    // Compiling one takes tens of milliseconds; the bound leaves room for a busy machine.
-    assert!(elapsed.as_millis() < 400, "{elapsed:?}");
+    // Measured at 2 ms on a quiet machine; compiling a single one takes tens of milliseconds.
+    assert!(elapsed.as_millis() < 100, "{elapsed:?}");
 }
