@@ -2,11 +2,12 @@
 //! rate of a plain matrix product: `cargo run --release -p tunehost-kernels --example moe_speed`.
 
 use burn::tensor::{Device, Tensor, TensorData};
+use half::bf16;
 use std::hint::black_box;
 use std::time::Instant;
 use tunehost_kernels::cross_entropy::linear_cross_entropy;
 use tunehost_kernels::linear::{Adapter, lora_linear};
-use tunehost_kernels::matmul::{Matrix, Write, par_matmul};
+use tunehost_kernels::matmul::{Matrix, Weights, Write, par_matmul};
 use tunehost_kernels::moe;
 use tunehost_kernels::simd::Isa;
 
@@ -77,10 +78,15 @@ fn products(threads: usize) {
         let flop = 2 * m * n * k;
         let shape = format!("[{m}, {k}] x [{n}, {k}]^T");
         time(&format!("crate gemm {shape}"), flop, || crate_gemm(&left, &right, &mut out, [m, n, k], threads));
-        let product = (Matrix::new(&left, m, k), Matrix::new(&right, n, k).t());
+        let product = (Matrix::new(&left, m, k), Matrix::new(&right, n, k).t().into());
         time(&format!("product    {shape}"), flop, || par_matmul(&[product], &mut out, Write::Set));
-        let product = (Matrix::new(&left, m, k), Matrix::new(&right, k, n));
+        let product = (Matrix::new(&left, m, k), Matrix::new(&right, k, n).into());
         time(&format!("product    [{m}, {k}] x [{k}, {n}]"), flop, || par_matmul(&[product], &mut out, Write::Set));
+        let narrow: Vec<bf16> = right.iter().map(|&value| bf16::from_f32(value)).collect();
+        let product = (Matrix::new(&left, m, k), Weights::Bf16(&narrow).matrix(n, k).t());
+        time(&format!("bf16       {shape}"), flop, || par_matmul(&[product], &mut out, Write::Set));
+        let product = (Matrix::new(&left, m, k), Weights::Bf16(&narrow).matrix(k, n));
+        time(&format!("bf16       [{m}, {k}] x [{k}, {n}]"), flop, || par_matmul(&[product], &mut out, Write::Set));
     }
 }
 

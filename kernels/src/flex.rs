@@ -1,6 +1,7 @@
 //! Between burn's CPU tensors and slices.
 
-use burn::tensor::{Shape, TensorData};
+use crate::matmul::Weights;
+use burn::tensor::{DType, Shape, TensorData};
 use burn_flex::FlexTensor;
 
 /// A tensor whose storage is exactly its elements in row-major order.
@@ -18,6 +19,17 @@ impl Packed {
     /// If the tensor has another dtype.
     pub(crate) fn f32(&self) -> &[f32] {
         self.0.storage()
+    }
+
+    /// The elements of a frozen weight, f32 or bf16.
+    ///
+    /// # Panics
+    /// If the tensor has another dtype.
+    pub(crate) fn weights(&self) -> Weights<'_> {
+        match self.0.dtype() {
+            DType::BF16 => Weights::Bf16(self.0.storage()),
+            _ => Weights::F32(self.0.storage()),
+        }
     }
 
     /// The elements of an i32 tensor.

@@ -45,6 +45,14 @@ impl Isa {
         }
     }
 
+    /// Whether products of bf16 are to be computed by the CPU's own instruction for them (AVX-512 BF16).
+    pub fn multiplies_bf16(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// The name written into a run's provenance.
     pub fn name(self) -> &'static str {
         match self {

@@ -40,7 +40,7 @@ impl CrossEntropyOps for Flex {
         head: Head,
     ) -> FloatTensor<Self> {
         let (hidden, weight) = (Packed::new(hidden), Packed::new(weight));
-        let loss = cpu::linear_cross_entropy(hidden.f32(), weight.f32(), &targets, head, None);
+        let loss = cpu::linear_cross_entropy(hidden.f32(), weight.weights(), &targets, head, None);
         float_tensor(loss, [targets.len()])
     }
 
@@ -54,14 +54,14 @@ impl CrossEntropyOps for Flex {
         let (hidden, weight) = (Packed::new(hidden), Packed::new(weight));
         let mut d_hidden = vec![0f32; hidden.f32().len()];
         let gradient = cpu::Gradient { d_hidden: &mut d_hidden, scale: grad_scale as f32 };
-        let loss = cpu::linear_cross_entropy(hidden.f32(), weight.f32(), &targets, head, Some(gradient));
+        let loss = cpu::linear_cross_entropy(hidden.f32(), weight.weights(), &targets, head, Some(gradient));
         (float_tensor(loss, [targets.len()]), float_tensor(d_hidden, hidden.dims::<2>()))
     }
 
     fn head_logits(hidden: FloatTensor<Self>, weight: FloatTensor<Self>, softcap: Option<f64>) -> FloatTensor<Self> {
         let (hidden, weight) = (Packed::new(hidden), Packed::new(weight));
         let ([n, h], [classes, _]) = (hidden.dims(), weight.dims());
-        float_tensor(cpu::logits(hidden.f32(), weight.f32(), h, softcap), [n, classes])
+        float_tensor(cpu::logits(hidden.f32(), weight.weights(), h, softcap), [n, classes])
     }
 }
 

@@ -1,7 +1,7 @@
 //! Head and loss on f32 slices.
 
 use super::{Head, IGNORED};
-use crate::matmul::{Matrix, Write, par_matmul};
+use crate::matmul::{Matrix, Weights, Write, par_matmul};
 use crate::simd::{self, Isa, vectorised};
 use rayon::prelude::*;
 
@@ -21,7 +21,7 @@ pub fn workspace_bytes(chunk_rows: usize, vocab: usize) -> usize {
 /// The loss of each row of `hidden` `[n, h]` for `weight` `[v, h]`; fills the gradient where one is wanted.
 pub(crate) fn linear_cross_entropy(
     hidden: &[f32],
-    weight: &[f32],
+    weight: Weights,
     targets: &[i32],
     head: Head,
     mut gradient: Option<Gradient>,
@@ -33,7 +33,7 @@ pub(crate) fn linear_cross_entropy(
     }
     let h = hidden.len() / targets.len();
     let classes = weight.len() / h;
-    let weight = Matrix::new(weight, classes, h);
+    let weight = weight.matrix(classes, h);
     let rows = head.chunk_rows.min(kept.len());
     let mut logits = vec![0f32; workspace_bytes(rows, classes) / size_of::<f32>()];
     // The chunk's hidden states, later their gradients.
@@ -88,10 +88,10 @@ fn row_loss(logits: &mut [f32], target: usize, softcap: Option<f64>, scale: Opti
 }
 
 /// softcap(hidden W^T) for `hidden` `[n, h]`, `weight` `[v, h]`.
-pub(crate) fn logits(hidden: &[f32], weight: &[f32], h: usize, softcap: Option<f64>) -> Vec<f32> {
+pub(crate) fn logits(hidden: &[f32], weight: Weights, h: usize, softcap: Option<f64>) -> Vec<f32> {
     let (n, classes) = (hidden.len() / h, weight.len() / h);
     let mut logits = vec![0f32; n * classes];
-    par_matmul(&[(Matrix::new(hidden, n, h), Matrix::new(weight, classes, h).t())], &mut logits, Write::Set);
+    par_matmul(&[(Matrix::new(hidden, n, h), weight.matrix(classes, h).t())], &mut logits, Write::Set);
     if let Some(cap) = softcap {
         logits.par_chunks_mut(classes).for_each(|row| cap_logits(Isa::detect(), row, cap as f32));
     }

@@ -52,14 +52,14 @@ impl LinearOps for Flex {
     fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, weight) = (Packed::new(x), Packed::new(weight));
         let ([n, input], [output, _]) = (x.dims(), weight.dims());
-        let y = cpu::linear(x.f32(), weight.f32(), cpu::Shape { n, input, output });
+        let y = cpu::linear(x.f32(), weight.weights(), cpu::Shape { n, input, output });
         float_tensor(y, [n, output])
     }
 
     fn frozen_linear_backward(weight: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (weight, d_y) = (Packed::new(weight), Packed::new(d_y));
         let ([n, output], [_, input]) = (d_y.dims(), weight.dims());
-        let d_x = cpu::linear_backward(weight.f32(), d_y.f32(), cpu::Shape { n, input, output });
+        let d_x = cpu::linear_backward(weight.weights(), d_y.f32(), cpu::Shape { n, input, output });
         float_tensor(d_x, [n, input])
     }
 
@@ -74,7 +74,7 @@ impl LinearOps for Flex {
         let (x, weight, a, b) = (Packed::new(x), Packed::new(weight), Packed::new(a), Packed::new(b));
         let ([n, input], [output, _]) = (x.dims(), weight.dims());
         let adapter = adapter(&a, &b, scale, dropout);
-        let (y, inner) = cpu::lora_linear(x.f32(), weight.f32(), &adapter, cpu::Shape { n, input, output });
+        let (y, inner) = cpu::lora_linear(x.f32(), weight.weights(), &adapter, cpu::Shape { n, input, output });
         (float_tensor(y, [n, output]), float_tensor(inner, [n, adapter.rank]))
     }
 
@@ -94,7 +94,8 @@ impl LinearOps for Flex {
         let adapter = adapter(&a, &b, scale, dropout);
         let rank = adapter.rank;
         let shape = cpu::Shape { n, input, output };
-        let (d_x, d_a, d_b) = cpu::lora_linear_backward(x.f32(), weight.f32(), &adapter, inner.f32(), d_y.f32(), shape);
+        let (d_x, d_a, d_b) =
+            cpu::lora_linear_backward(x.f32(), weight.weights(), &adapter, inner.f32(), d_y.f32(), shape);
         (float_tensor(d_x, [n, input]), float_tensor(d_a, [rank, input]), float_tensor(d_b, [output, rank]))
     }
 }

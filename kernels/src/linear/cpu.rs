@@ -1,7 +1,7 @@
 //! The linear layer on f32 slices.
 
 use super::Dropout;
-use crate::matmul::{Matrix, Write, matmul, par_matmul};
+use crate::matmul::{Matrix, Weights, Write, matmul, par_matmul};
 use crate::simd::{self, Isa, vectorised};
 use rayon::prelude::*;
 
@@ -27,24 +27,24 @@ pub(crate) struct Adapter<'a> {
 const DROPOUT_ROWS: usize = 512;
 
 /// y = x W^T.
-pub(crate) fn linear(x: &[f32], weight: &[f32], Shape { n, input, output }: Shape) -> Vec<f32> {
+pub(crate) fn linear(x: &[f32], weight: Weights, Shape { n, input, output }: Shape) -> Vec<f32> {
     let mut y = vec![0f32; n * output];
-    par_matmul(&[(Matrix::new(x, n, input), Matrix::new(weight, output, input).t())], &mut y, Write::Set);
+    par_matmul(&[(Matrix::new(x, n, input), weight.matrix(output, input).t())], &mut y, Write::Set);
     y
 }
 
 /// Gradient of [`linear`] to x: d_y W.
-pub(crate) fn linear_backward(weight: &[f32], d_y: &[f32], Shape { n, input, output }: Shape) -> Vec<f32> {
+pub(crate) fn linear_backward(weight: Weights, d_y: &[f32], Shape { n, input, output }: Shape) -> Vec<f32> {
     let mut d_x = vec![0f32; n * input];
-    par_matmul(&[(Matrix::new(d_y, n, output), Matrix::new(weight, output, input))], &mut d_x, Write::Set);
+    par_matmul(&[(Matrix::new(d_y, n, output), weight.matrix(output, input))], &mut d_x, Write::Set);
     d_x
 }
 
 /// y `[n, output]` and the scaled inner product scale * drop(x) A^T `[n, rank]`.
-pub(crate) fn lora_linear(x: &[f32], weight: &[f32], adapter: &Adapter, shape: Shape) -> (Vec<f32>, Vec<f32>) {
+pub(crate) fn lora_linear(x: &[f32], weight: Weights, adapter: &Adapter, shape: Shape) -> (Vec<f32>, Vec<f32>) {
     let Shape { n, input, output } = shape;
     let rank = adapter.rank;
-    let a = Matrix::new(adapter.a, rank, input).t();
+    let a = Matrix::new(adapter.a, rank, input).t().into();
     let mut inner = vec![0f32; n * rank];
     match adapter.dropout {
         None => par_matmul(&[(Matrix::new(x, n, input), a)], &mut inner, Write::Set),
@@ -59,8 +59,8 @@ pub(crate) fn lora_linear(x: &[f32], weight: &[f32], adapter: &Adapter, shape: S
     }
     simd::scale(Isa::detect(), &mut inner, adapter.scale);
     let mut y = vec![0f32; n * output];
-    let base = (Matrix::new(x, n, input), Matrix::new(weight, output, input).t());
-    let low_rank = (Matrix::new(&inner, n, rank), Matrix::new(adapter.b, output, rank).t());
+    let base = (Matrix::new(x, n, input), weight.matrix(output, input).t());
+    let low_rank = (Matrix::new(&inner, n, rank), Matrix::new(adapter.b, output, rank).t().into());
     par_matmul(&[base, low_rank], &mut y, Write::Set);
     (y, inner)
 }
@@ -68,7 +68,7 @@ pub(crate) fn lora_linear(x: &[f32], weight: &[f32], adapter: &Adapter, shape: S
 /// Gradients to x `[n, input]`, A `[rank, input]` and B `[output, rank]`; `inner` is what [`lora_linear`] returned.
 pub(crate) fn lora_linear_backward(
     x: &[f32],
-    weight: &[f32],
+    weight: Weights,
     adapter: &Adapter,
     inner: &[f32],
     d_y: &[f32],
@@ -79,13 +79,13 @@ pub(crate) fn lora_linear_backward(
     let d_y_matrix = Matrix::new(d_y, n, output);
 
     let mut d_inner = vec![0f32; n * rank];
-    par_matmul(&[(d_y_matrix, b)], &mut d_inner, Write::Set);
+    par_matmul(&[(d_y_matrix, b.into())], &mut d_inner, Write::Set);
     simd::scale(Isa::detect(), &mut d_inner, adapter.scale);
 
     let mut d_x = vec![0f32; n * input];
-    let base = (d_y_matrix, Matrix::new(weight, output, input));
+    let base = (d_y_matrix, weight.matrix(output, input));
     match adapter.dropout {
-        None => par_matmul(&[base, (Matrix::new(&d_inner, n, rank), a)], &mut d_x, Write::Set),
+        None => par_matmul(&[base, (Matrix::new(&d_inner, n, rank), a.into())], &mut d_x, Write::Set),
         Some(dropout) => {
             par_matmul(&[base], &mut d_x, Write::Set);
             let mask = RowMask::new(dropout);
@@ -105,19 +105,25 @@ pub(crate) fn lora_linear_backward(
     let mut d_a = vec![0f32; rank * input];
     let d_inner_t = transposed(&d_inner, n, rank);
     match adapter.dropout {
-        None => par_matmul(&[(Matrix::new(&d_inner_t, rank, n), Matrix::new(x, n, input))], &mut d_a, Write::Set),
+        None => {
+            par_matmul(&[(Matrix::new(&d_inner_t, rank, n), Matrix::new(x, n, input).into())], &mut d_a, Write::Set)
+        }
         Some(dropout) => {
             for (chunk, x) in x.chunks(DROPOUT_ROWS * input).enumerate() {
                 let (first, rows) = (chunk * DROPOUT_ROWS, x.len() / input);
                 let kept = drop_rows(x, input, first, dropout);
                 let left = transposed(&d_inner[first * rank..(first + rows) * rank], rows, rank);
-                par_matmul(&[(Matrix::new(&left, rank, rows), Matrix::new(&kept, rows, input))], &mut d_a, Write::Add);
+                par_matmul(
+                    &[(Matrix::new(&left, rank, rows), Matrix::new(&kept, rows, input).into())],
+                    &mut d_a,
+                    Write::Add,
+                );
             }
         }
     }
 
     let mut d_b_t = vec![0f32; rank * output];
-    par_matmul(&[(Matrix::new(&transposed(inner, n, rank), rank, n), d_y_matrix)], &mut d_b_t, Write::Set);
+    par_matmul(&[(Matrix::new(&transposed(inner, n, rank), rank, n), d_y_matrix.into())], &mut d_b_t, Write::Set);
     (d_x, d_a, transposed(&d_b_t, rank, output))
 }
 

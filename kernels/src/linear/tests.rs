@@ -1,6 +1,7 @@
 use super::cpu::{self, Shape};
 use super::reference::Operands;
 use super::*;
+use crate::matmul::Weights;
 use crate::testing::{check_gradient, close, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
@@ -114,10 +115,10 @@ fn without_an_adapter_only_the_input_has_a_gradient() {
 #[test]
 fn a_row_is_the_same_alone_and_among_others() {
     let case = case((700, 600, 130, 16), None);
-    let (all, _) = cpu::lora_linear(&case.x, &case.weight, &case.adapter(), case.shape);
+    let (all, _) = cpu::lora_linear(&case.x, Weights::F32(&case.weight), &case.adapter(), case.shape);
     for row in [0, 5, 699] {
         let x = &case.x[row * 600..(row + 1) * 600];
-        let (one, _) = cpu::lora_linear(x, &case.weight, &case.adapter(), Shape { n: 1, ..case.shape });
+        let (one, _) = cpu::lora_linear(x, Weights::F32(&case.weight), &case.adapter(), Shape { n: 1, ..case.shape });
         assert_eq!(one, all[row * 130..(row + 1) * 130]);
     }
 }
@@ -127,9 +128,15 @@ fn nothing_depends_on_the_number_of_threads() {
     for dropout in DROPOUTS {
         let case = case((1100, 200, 300, 16), dropout);
         same_on_one_and_two_threads(|| {
-            let (y, inner) = cpu::lora_linear(&case.x, &case.weight, &case.adapter(), case.shape);
-            let gradients =
-                cpu::lora_linear_backward(&case.x, &case.weight, &case.adapter(), &inner, &case.d_y, case.shape);
+            let (y, inner) = cpu::lora_linear(&case.x, Weights::F32(&case.weight), &case.adapter(), case.shape);
+            let gradients = cpu::lora_linear_backward(
+                &case.x,
+                Weights::F32(&case.weight),
+                &case.adapter(),
+                &inner,
+                &case.d_y,
+                case.shape,
+            );
             (y, gradients)
         });
     }
@@ -143,7 +150,7 @@ fn dropout_drops_its_share_and_another_seed_drops_others() {
     let sums = |seed| {
         let dropout = Some(Dropout { p: 0.25, seed });
         let adapter = cpu::Adapter { a: &a, b: &b, rank: 1, scale: 1.0, dropout };
-        cpu::lora_linear(&ones, &weight, &adapter, shape).0
+        cpu::lora_linear(&ones, Weights::F32(&weight), &adapter, shape).0
     };
     let (first, second) = (sums(1), sums(2));
     assert_eq!(first, sums(1));

@@ -2,6 +2,31 @@
 
 use super::Matrix;
 use crate::simd::Isa;
+use half::bf16;
+
+/// An element of the right operand.
+pub(super) trait Value: Copy {
+    /// Whether it is an f32 in memory.
+    const IS_F32: bool;
+
+    fn to_f32(self) -> f32;
+}
+
+impl Value for f32 {
+    const IS_F32: bool = true;
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Value for bf16 {
+    const IS_F32: bool = false;
+
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+}
 
 /// Columns of a panel.
 pub(super) const COLS: usize = 64;
@@ -31,7 +56,7 @@ pub(super) fn vectors(cols: usize) -> usize {
 
 impl PackBuffer {
     /// Packs `block`, which has at most `BLOCK_COLS` columns and `DEPTH` rows.
-    pub(super) fn pack(&mut self, isa: Isa, block: Matrix) {
+    pub(super) fn pack<T: Value>(&mut self, isa: Isa, block: Matrix<T>) {
         self.depth = block.rows;
         if self.lanes.is_empty() {
             self.lanes.resize(DEPTH * BLOCK_COLS / LANES, Lanes([0.0; LANES]));
@@ -55,23 +80,21 @@ impl PackBuffer {
     }
 }
 
-fn pack_plain(source: Matrix, panel: &mut [Lanes], width: usize) {
+fn pack_plain<T: Value>(source: Matrix<T>, panel: &mut [Lanes], width: usize) {
     for (row, lanes) in panel.chunks_exact_mut(width).enumerate() {
         let values = &source.data[row * source.stride..][..source.cols];
         for (lanes, values) in lanes.iter_mut().zip(values.chunks(LANES)) {
-            if let Ok(values) = values.try_into() {
-                lanes.0 = values;
-            } else {
-                lanes.0 = [0.0; LANES];
-                lanes.0[..values.len()].copy_from_slice(values);
-            }
+            lanes.0 = match <[T; LANES]>::try_from(values) {
+                Ok(values) => values.map(T::to_f32),
+                Err(_) => std::array::from_fn(|lane| values.get(lane).map_or(0.0, |value| value.to_f32())),
+            };
         }
     }
 }
 
 /// Packs a transpose in blocks of 16 x 16, four of them down before the next vector, so that both what is read and what is
 /// written stay in the first-level cache.
-fn pack_transposed(isa: Isa, source: Matrix, panel: &mut [Lanes], width: usize) {
+fn pack_transposed<T: Value>(isa: Isa, source: Matrix<T>, panel: &mut [Lanes], width: usize) {
     for strip in (0..source.rows).step_by(4 * LANES) {
         let strip_end = source.rows.min(strip + 4 * LANES);
         for vector in 0..width {
@@ -82,8 +105,10 @@ fn pack_transposed(isa: Isa, source: Matrix, panel: &mut [Lanes], width: usize) 
                 match isa {
                     // SAFETY: `isa` was found on this CPU.
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 if (rows, cols) == (LANES, LANES) => unsafe {
-                        transpose_avx512(values, source.stride, lanes, width)
+                    Isa::Avx512 if T::IS_F32 && (rows, cols) == (LANES, LANES) => unsafe {
+                        let length = (LANES - 1) * source.stride + LANES;
+                        assert!(values.len() >= length);
+                        transpose_avx512(values.as_ptr().cast(), source.stride, lanes, width)
                     },
                     _ => transpose_part(values, source.stride, lanes, width, [rows, cols]),
                 }
@@ -93,30 +118,34 @@ fn pack_transposed(isa: Isa, source: Matrix, panel: &mut [Lanes], width: usize) 
 }
 
 /// Lane c of `lanes[r * width]` = `values[c * stride + r]`, for `rows` r and `cols` c; the other lanes are 0.
-fn transpose_part(values: &[f32], stride: usize, lanes: &mut [Lanes], width: usize, [rows, cols]: [usize; 2]) {
+fn transpose_part<T: Value>(values: &[T], stride: usize, lanes: &mut [Lanes], width: usize, [rows, cols]: [usize; 2]) {
     for row in 0..rows {
         let lanes = &mut lanes[row * width].0;
         for (col, lane) in lanes.iter_mut().enumerate() {
-            *lane = if col < cols { values[col * stride + row] } else { 0.0 };
+            *lane = if col < cols { values[col * stride + row].to_f32() } else { 0.0 };
         }
     }
 }
 
 /// [`transpose_part`] of 16 rows and columns, four rows at a time: quarter q of a register takes four values of each of
-/// the columns 4 q to 4 q + 3, and is transposed in its place.
+/// the columns 4 q to 4 q + 3, and is transposed in its place. What the four bytes of a value mean does not matter.
+///
+/// # Safety
+/// Sixteen values can be read from `values` and from every `stride` values on after it, sixteen times; alignment does not
+/// matter.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq")]
-fn transpose_avx512(values: &[f32], stride: usize, lanes: &mut [Lanes], width: usize) {
+pub(super) unsafe fn transpose_avx512(values: *const f32, stride: usize, lanes: &mut [Lanes], width: usize) {
     use std::arch::x86_64::*;
-    assert!(values.len() >= (LANES - 1) * stride + LANES && lanes.len() > (LANES - 1) * width);
+    assert!(lanes.len() > (LANES - 1) * width);
     // How many values ahead to prefetch: sixteen streams are more than the hardware follows.
     const AHEAD: usize = 128;
     for col in 0..LANES {
-        _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(col * stride + AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T0>(values.wrapping_add(col * stride + AHEAD).cast());
     }
     for row in (0..LANES).step_by(4) {
-        // SAFETY: four values from row `row` <= 12 on in column `col` <= 15, which `values` holds (asserted).
-        let quarter = |col: usize| unsafe { _mm_loadu_ps(values.as_ptr().add(col * stride + row)) };
+        // SAFETY: four values from row `row` <= 12 on in column `col` <= 15, by the caller's promise.
+        let quarter = |col: usize| unsafe { _mm_loadu_ps(values.add(col * stride + row)) };
         let columns: [__m512; 4] = std::array::from_fn(|col| {
             let columns = _mm512_castps128_ps512(quarter(col));
             let columns = _mm512_insertf32x4::<1>(columns, quarter(col + 4));

@@ -50,7 +50,7 @@ pub trait MoeOps: Backend {
 /// The experts' weights as the CPU kernels take them.
 fn bank<'a>(gate_up: &'a Packed, down: &'a Packed) -> cpu::Bank<'a> {
     let [count, hidden, intermediate] = down.dims();
-    cpu::Bank { gate_up: gate_up.f32(), down: down.f32(), count, hidden, intermediate }
+    cpu::Bank { gate_up: gate_up.weights(), down: down.weights(), count, hidden, intermediate }
 }
 
 impl MoeOps for Flex {

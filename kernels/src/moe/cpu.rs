@@ -6,7 +6,7 @@
 //! of the experts' indices however the tokens are split.
 
 use crate::glu::cpu::{geglu_backward_in_place, geglu_into};
-use crate::matmul::{Matrix, Write, matmul};
+use crate::matmul::{Matrix, Right, Weights, Write, matmul};
 use crate::simd::{self, Isa, vectorised};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -21,22 +21,22 @@ const ROUTE_ROWS: usize = 64;
 /// The experts' weights: `gate_up` is `[count, 2 intermediate, hidden]`, `down` `[count, hidden, intermediate]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Bank<'a> {
-    pub(crate) gate_up: &'a [f32],
-    pub(crate) down: &'a [f32],
+    pub(crate) gate_up: Weights<'a>,
+    pub(crate) down: Weights<'a>,
     pub(crate) count: usize,
     pub(crate) hidden: usize,
     pub(crate) intermediate: usize,
 }
 
 impl<'a> Bank<'a> {
-    fn gate_up(&self, expert: usize) -> Matrix<'a> {
+    fn gate_up(&self, expert: usize) -> Right<'a> {
         let (rows, size) = (2 * self.intermediate, 2 * self.intermediate * self.hidden);
-        Matrix::new(&self.gate_up[expert * size..][..size], rows, self.hidden)
+        self.gate_up.range(expert * size..(expert + 1) * size).matrix(rows, self.hidden)
     }
 
-    fn down(&self, expert: usize) -> Matrix<'a> {
+    fn down(&self, expert: usize) -> Right<'a> {
         let size = self.hidden * self.intermediate;
-        Matrix::new(&self.down[expert * size..][..size], self.hidden, self.intermediate)
+        self.down.range(expert * size..(expert + 1) * size).matrix(self.hidden, self.intermediate)
     }
 }
 

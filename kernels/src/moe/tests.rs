@@ -1,4 +1,5 @@
 use super::*;
+use crate::matmul::Weights;
 use crate::testing::{check_gradient, close, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
@@ -109,8 +110,8 @@ fn cases() -> Vec<Case> {
 impl Case {
     fn bank(&self) -> cpu::Bank<'_> {
         cpu::Bank {
-            gate_up: &self.gate_up,
-            down: &self.down,
+            gate_up: Weights::F32(&self.gate_up),
+            down: Weights::F32(&self.down),
             count: self.count,
             hidden: self.hidden,
             intermediate: self.intermediate,
