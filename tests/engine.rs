@@ -3,7 +3,7 @@
 
 use burn::tensor::Device;
 use std::path::Path;
-use tunehost::config::{LoraConfig, TrainConfig};
+use tunehost::config::{LoraConfig, TrainConfig, WeightDtype};
 use tunehost::corpus::Record;
 use tunehost::model::adapter::{Adapter, values};
 use tunehost::model::checkpoint::Checkpoint;
@@ -20,7 +20,8 @@ use tunehost::train::trainer::Trainer;
 fn engine(recompute_layers: usize) -> Engine {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/golden/model");
     let config = TextConfig::read(&dir).unwrap();
-    let model = Model::load(config, &Checkpoint::open(&dir).unwrap(), &Device::flex(), &mut |_| {}).unwrap();
+    let model =
+        Model::load(config, &Checkpoint::open(&dir).unwrap(), &Device::flex(), WeightDtype::F32, &mut |_| {}).unwrap();
     Engine { model, recompute_layers, loss_chunk_rows: 7 }
 }
 

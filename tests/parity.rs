@@ -3,12 +3,14 @@
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use tunehost::config::TrainConfig;
+use tunehost::config::{LoraConfig, TrainConfig, WeightDtype};
+use tunehost::corpus::{Encoder, encode_for_scoring};
 use tunehost::export;
-use tunehost::model::adapter::{LayerAdapters, LowRank, peft_names, values};
+use tunehost::model::adapter::{Adapter, LayerAdapters, LowRank, peft_names, values};
 use tunehost::model::checkpoint::Checkpoint;
 use tunehost::model::config::TextConfig;
 use tunehost::model::gemma4::Positions;
+use tunehost::model::lora::LoraPlan;
 use tunehost::model::peft;
 use tunehost::model::weights::Model;
 use tunehost::plugins::{Exporter, Kind, PluginRef};
@@ -76,7 +78,7 @@ fn engine(recompute_layers: usize) -> Engine {
     let dir = golden("model");
     let device = burn::tensor::Device::flex();
     let config = TextConfig::read(&dir).unwrap();
-    let model = Model::load(config, &Checkpoint::open(&dir).unwrap(), &device, &mut |_| {}).unwrap();
+    let model = Model::load(config, &Checkpoint::open(&dir).unwrap(), &device, WeightDtype::F32, &mut |_| {}).unwrap();
     Engine { model, recompute_layers, loss_chunk_rows: 16 }
 }
 
@@ -133,6 +135,38 @@ fn states_logits_and_token_losses() {
         }
         assert!((mean_loss(&losses, &batch) - f64::from(gold.f32(&name("loss"))[0])).abs() < 1e-5);
     }
+}
+
+/// bf16 has 8 bits of precision: on a trained base losses agree to three digits, gradients in direction and size.
+#[test]
+fn bf16_weights_stay_near_f32() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let base = dir.join("tiny-base");
+    let text = TextConfig::read(&base).unwrap();
+    let encoder = Encoder::open(&base, Some("base"), text.vocab_size).unwrap();
+    let records = encode_for_scoring(&encoder, &dir.join("corpus/stage.jsonl")).unwrap();
+    let batch = Batch::new(records[..8].iter().map(|record| (&record.ids[..], &record.labels[..])));
+    let run = |weights: WeightDtype| {
+        let device = burn::tensor::Device::flex();
+        let model =
+            Model::load(text.clone(), &Checkpoint::open(&base).unwrap(), &device, weights, &mut |_| {}).unwrap();
+        let plan = LoraPlan::new(&LoraConfig::default(), &model.spec).unwrap();
+        let (adapter, mut gradients) = (Adapter::init(plan, 1, &device), Gradients::default());
+        let engine = Engine { model, recompute_layers: 6, loss_chunk_rows: 64 };
+        let losses = engine.accumulate(&adapter, &batch, 1.0 / batch.trained() as f64, 0, &mut gradients);
+        // B is zero, so A has no gradient yet.
+        let gradients: Vec<f32> = gradients.modules.iter().flatten().flat_map(|pair| values(&pair.b)).collect();
+        (mean_loss(&losses, &batch), gradients)
+    };
+    let ((loss, gradients), (narrow_loss, narrow_gradients)) = (run(WeightDtype::F32), run(WeightDtype::Bf16));
+    println!("loss {loss:.6}, with bf16 weights {narrow_loss:.6}");
+    assert!((narrow_loss / loss - 1.0).abs() < 2e-3, "{narrow_loss} for {loss}");
+    assert_ne!(loss, narrow_loss, "something was rounded");
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let norms = [&gradients, &narrow_gradients].map(|g| dot(g, g).sqrt());
+    let cosine = dot(&gradients, &narrow_gradients) / (norms[0] * norms[1]);
+    println!("gradient norm {:.6}, with bf16 weights {:.6}, cosine {cosine:.6}", norms[0], norms[1]);
+    assert!(cosine > 0.99 && (norms[1] / norms[0] - 1.0).abs() < 0.05, "{cosine}, {norms:?}");
 }
 
 #[test]
@@ -243,7 +277,9 @@ fn merged_weights() {
             }
         }
         // Merged logits equal base + adapter.
-        let model = Model::load(TextConfig::read(&dir).unwrap(), &ours, &engine.model.device, &mut |_| {}).unwrap();
+        let model =
+            Model::load(TextConfig::read(&dir).unwrap(), &ours, &engine.model.device, WeightDtype::F32, &mut |_| {})
+                .unwrap();
         let merged = Engine { model, recompute_layers: 6, loss_chunk_rows: 16 };
         let (batch, _) = Golden::open("cases.safetensors").case("single");
         let diff = max_abs_diff(&values(&merged.logits(None, &batch)), &values(&engine.logits(Some(&adapter), &batch)));

@@ -7,6 +7,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, serialize_to_file};
 use std::fs;
 use std::path::Path;
+use tunehost::config::WeightDtype;
 use tunehost::model::checkpoint::Checkpoint;
 use tunehost::model::config::TextConfig;
 use tunehost::model::spec::ModelSpec;
@@ -67,7 +68,7 @@ fn the_host_holds_little_more_than_the_device() {
     // What making the files cost is not what loading them costs.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status_bytes("VmRSS");
-    let model = Model::load(config, &checkpoint, &Device::flex(), &mut |_| {}).unwrap();
+    let model = Model::load(config, &checkpoint, &Device::flex(), WeightDtype::F32, &mut |_| {}).unwrap();
     let peak = status_bytes("VmHWM") - before;
     // On the CPU the device is the host: every bf16 value becomes four bytes that stay.
     let device = 2 * stored;

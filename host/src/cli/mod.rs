@@ -9,6 +9,7 @@ mod plugins;
 mod run;
 mod score;
 
+use crate::config::WeightDtype;
 use crate::error::{Error, Result};
 use crate::plugins::project::Language;
 use crate::report::{Mode, Reporter};
@@ -108,6 +109,24 @@ struct ModelArgs {
     /// Device: cpu.
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// How the base's matrices are kept and multiplied.
+    #[arg(long, value_enum, default_value = "f32")]
+    weights: WeightsArg,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum WeightsArg {
+    F32,
+    Bf16,
+}
+
+impl From<WeightsArg> for WeightDtype {
+    fn from(weights: WeightsArg) -> Self {
+        match weights {
+            WeightsArg::F32 => WeightDtype::F32,
+            WeightsArg::Bf16 => WeightDtype::Bf16,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -48,10 +48,36 @@ pub struct ModelConfig {
     /// `cpu` or `cuda:0`.
     #[serde(default = "cpu")]
     pub device: String,
+    /// How the frozen matrices are kept and multiplied.
+    #[serde(default)]
+    pub weights: WeightDtype,
+}
+
+/// How the base's frozen matrices (linear modules, experts, embedding and head) are kept and multiplied. Norms, router,
+/// adapters, activations and sums are f32 in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightDtype {
+    /// Widened when they are loaded: four bytes a parameter.
+    #[default]
+    F32,
+    /// Kept in bf16 (rounded to nearest even where the file has more): two bytes a parameter. Where the CPU has AVX-512
+    /// BF16, the other operand of a product is rounded to bf16 too, which is what makes it fast; elsewhere it is not.
+    Bf16,
 }
 
 fn cpu() -> String {
     "cpu".into()
+}
+
+impl WeightDtype {
+    /// As a configuration spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightDtype::F32 => "f32",
+            WeightDtype::Bf16 => "bf16",
+        }
+    }
 }
 
 /// Sources, chat template, lengths and the held-out split.

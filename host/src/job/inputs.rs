@@ -1,7 +1,7 @@
 //! What a run reads and computes with, hashed and named for provenance.
 
 use super::prepare::Prepared;
-use crate::config::Resolved;
+use crate::config::{Resolved, WeightDtype};
 use crate::error::Result;
 use crate::hash::FileHash;
 use crate::plugins::Limits;
@@ -9,10 +9,12 @@ use crate::run::folder::RunFolder;
 use crate::run::machine::Machine;
 use crate::run::provenance::{Implementation, Inputs, PluginRecord, Provenance};
 use std::path::Path;
+use tunehost_kernels::simd::Isa;
 
-/// The kernels of a step, by name.
-const KERNELS: [&str; 7] =
-    ["windowed_attention", "rms_norm", "rope", "lora_linear", "geglu", "moe_experts", "linear_cross_entropy"];
+/// The kernels of a step that compute in f32 whatever the weights are kept as, by name.
+const F32_KERNELS: [&str; 4] = ["windowed_attention", "rms_norm", "rope", "geglu"];
+/// Those that multiply with frozen matrices.
+const WEIGHT_KERNELS: [&str; 3] = ["lora_linear", "moe_experts", "linear_cross_entropy"];
 
 /// The provenance of a run of `resolved` as things are now.
 ///
@@ -53,9 +55,16 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         };
         inputs.plugins.insert(plugin.kind.config_key().into(), record);
     }
-    // Only one implementation is built in, so whatever the device asks for is what it gets, or the device is refused.
-    let flex = Implementation { requested: config.model.device.clone(), resolved: resolved_kernels() };
-    let kernels = KERNELS.iter().map(|name| (name.to_string(), flex.clone())).collect();
+    // Only one device is built in, so whatever is asked for is what it gets, or it is refused.
+    let implementation =
+        |name: &str, requested: String, resolved: String| (name.to_string(), Implementation { requested, resolved });
+    let device = &config.model.device;
+    let weights = config.model.weights;
+    let f32_kernels = F32_KERNELS.iter().map(|name| implementation(name, device.clone(), resolved_f32()));
+    let weight_kernels = WEIGHT_KERNELS
+        .iter()
+        .map(|name| implementation(name, format!("{device} {}", weights.name()), resolved_products(weights)));
+    let kernels = f32_kernels.chain(weight_kernels).collect();
     let mut provenance = Provenance::new(folder, resolved, inputs, Machine::cpu(rayon::current_num_threads()), kernels);
     for (epoch, ids) in &prepared.dropped {
         provenance.verdicts.insert(format!("records dropped by the sampler in epoch {epoch}"), ids.join(", "));
@@ -63,9 +72,19 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
     Ok(provenance)
 }
 
-/// The implementation that every kernel resolves to: f32 on the CPU with the instruction set that was detected.
-pub fn resolved_kernels() -> String {
-    format!("cpu-f32-{}", tunehost_kernels::simd::Isa::detect().name())
+/// What the f32 kernels resolve to: the CPU with the instruction set that was detected.
+pub fn resolved_f32() -> String {
+    format!("cpu-f32-{}", Isa::detect().name())
+}
+
+/// What the products with frozen matrices kept as `weights` resolve to.
+pub fn resolved_products(weights: WeightDtype) -> String {
+    let isa = Isa::detect();
+    match weights {
+        WeightDtype::F32 => resolved_f32(),
+        WeightDtype::Bf16 if isa.multiplies_bf16() => format!("cpu-bf16-{}-bf16", isa.name()),
+        WeightDtype::Bf16 => format!("cpu-bf16-widened-{}", isa.name()),
+    }
 }
 
 fn optional<'a>(base: &'a Path, names: &'a [&'a str]) -> impl Iterator<Item = std::path::PathBuf> + 'a {

@@ -1,5 +1,6 @@
 //! Everything a run needs before its first step, cheap checks first: what fails should fail before a large base is read.
 
+use super::inputs::{resolved_f32, resolved_products};
 use super::policies::Policies;
 use crate::config::{Config, Recompute, RecomputeWord};
 use crate::corpus::{self, Corpus};
@@ -108,7 +109,7 @@ impl Prepared {
         let started = Instant::now();
         let total_bytes = self.checkpoint.entries().values().map(|e| e.size_bytes()).sum();
         let mut read_bytes = 0;
-        let model = Model::load(self.text.clone(), &self.checkpoint, &device, &mut |read| {
+        let model = Model::load(self.text.clone(), &self.checkpoint, &device, config.model.weights, &mut |read| {
             read_bytes = read;
             reporter.progress("bytes of the base", read, total_bytes);
         })?;
@@ -119,8 +120,12 @@ impl Prepared {
             bytes(read_bytes),
             started.elapsed().as_secs_f64()
         ));
-        let kernels = super::inputs::resolved_kernels();
-        reporter.line(format!("kernels     {kernels} (requested: {})", config.model.device));
+        let (device, weights) = (&config.model.device, config.model.weights);
+        let (products, others) = (resolved_products(weights), resolved_f32());
+        reporter.line(format!(
+            "kernels     products {products}, others {others} (requested: {device}, weights {})",
+            weights.name()
+        ));
         reporter.event("loaded", json!({"bytes": read_bytes, "seconds": started.elapsed().as_secs_f64()}));
         let layers = model.layers.len();
         let recompute_layers = match config.train.recompute {

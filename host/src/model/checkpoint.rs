@@ -171,21 +171,32 @@ impl Checkpoint {
     /// # Errors
     /// `model::missing_tensor`, `model::unsupported_dtype`.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+        let mut values = Vec::with_capacity(self.entry(name)?.shape.iter().product());
+        self.read_pieces(name, |piece| values.extend_from_slice(&piece))?;
+        Ok(values)
+    }
+
+    /// As [`Checkpoint::read_f32`], rounded to bf16, to nearest even.
+    pub fn read_bf16(&self, name: &str) -> Result<Vec<bf16>> {
+        let mut values = Vec::with_capacity(self.entry(name)?.shape.iter().product());
+        self.read_pieces(name, |piece| values.extend(piece.into_iter().map(bf16::from_f32)))?;
+        Ok(values)
+    }
+
+    fn read_pieces(&self, name: &str, mut each: impl FnMut(Vec<f32>)) -> Result<()> {
         let entry = self.entry(name)?;
         let bytes = self.bytes(name)?;
-        let mut values = Vec::with_capacity(entry.shape.iter().product());
         for (piece, start) in bytes.chunks(READ_BYTES).zip((0..).step_by(READ_BYTES)) {
-            let piece_values = to_f32(piece, entry.dtype).ok_or_else(|| {
+            each(to_f32(piece, entry.dtype).ok_or_else(|| {
                 Error::new(
                     "model::unsupported_dtype",
                     format!("tensor {name} in {} is stored as {:?}", self.file_of(name).display(), entry.dtype),
                 )
                 .expected("BF16, F16 or F32")
-            })?;
-            values.extend_from_slice(&piece_values);
+            })?);
             release_pages(&self.files[entry.file].1, entry.start + start, piece.len());
         }
-        Ok(values)
+        Ok(())
     }
 }
 

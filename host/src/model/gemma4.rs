@@ -6,7 +6,7 @@ use super::adapter::LayerAdapters;
 use super::config::{LayerConfig, LayerKind, TextConfig};
 use super::spec::Slot;
 use super::weights::{LayerWeights, Model, MoeWeights};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use tunehost_kernels::{
     attention::{Segments, windowed_attention},
     glu::geglu,
@@ -59,7 +59,7 @@ impl Model {
     pub fn embed(&self, ids: &[u32]) -> Tensor<2> {
         let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [ids.len()]), &self.device);
-        self.embed.clone().select(0, ids).mul_scalar((self.config.hidden_size as f64).sqrt() as f32)
+        self.embed.clone().select(0, ids).cast(DType::F32).mul_scalar((self.config.hidden_size as f64).sqrt() as f32)
     }
 
     /// Layer `index`.

@@ -5,8 +5,9 @@ use super::adapter::tensor;
 use super::checkpoint::Checkpoint;
 use super::config::TextConfig;
 use super::spec::{ModelSpec, Slot, TIED_COPY, Towers};
+use crate::config::WeightDtype;
 use crate::error::{Error, Result};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// Router and fused experts of a layer.
 #[derive(Debug, Clone)]
@@ -74,7 +75,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Streams the text stack of `checkpoint` to `device` as f32. `progress` is told the bytes read so far.
+    /// Streams the text stack of `checkpoint` to `device`, its matrices as `weights`. `progress` is told the bytes read so
+    /// far.
     ///
     /// # Errors
     /// Those of [`ModelSpec::check`] and [`Checkpoint::read_f32`].
@@ -82,16 +84,17 @@ impl Model {
         config: TextConfig,
         checkpoint: &Checkpoint,
         device: &Device,
+        weights: WeightDtype,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self> {
         let (spec, towers) = ModelSpec::check(&config, &checkpoint.shapes())?;
         refuse_other_head(&config, &spec, checkpoint)?;
-        let mut loader = Loader { checkpoint, device, prefix: spec.prefix.clone(), read_bytes: 0, progress };
-        let embed: Tensor<2> = loader.read("embed_tokens.weight")?;
+        let mut loader = Loader { checkpoint, device, weights, prefix: spec.prefix.clone(), read_bytes: 0, progress };
+        let embed: Tensor<2> = loader.matrix("embed_tokens.weight")?;
         let norm = loader.read("norm.weight")?;
         let head = match config.tied_head {
             true => embed.clone(),
-            false => loader.read_absolute("lm_head.weight")?,
+            false => loader.matrix_absolute("lm_head.weight")?,
         };
         let layers = (0..config.layers.len()).map(|i| loader.layer(&config, i)).collect::<Result<Vec<_>>>()?;
         Ok(Self { config, spec, towers, embed, norm, head, layers, device: device.clone() })
@@ -114,6 +117,7 @@ fn refuse_other_head(config: &TextConfig, spec: &ModelSpec, checkpoint: &Checkpo
 struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,
+    weights: WeightDtype,
     prefix: String,
     read_bytes: usize,
     progress: &'a mut dyn FnMut(usize),
@@ -124,13 +128,31 @@ impl Loader<'_> {
         self.read_absolute(&format!("{}{name}", self.prefix))
     }
 
+    /// A frozen matrix, or several stacked.
+    fn matrix<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
+        self.matrix_absolute(&format!("{}{name}", self.prefix))
+    }
+
     fn read_absolute<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
-        let entry = &self.checkpoint.entries()[name];
-        let shape: [usize; D] = entry.shape.as_slice().try_into().expect("shapes were compared with the spec");
         let values = self.checkpoint.read_f32(name)?;
+        Ok(tensor(self.note_read(name), values, self.device))
+    }
+
+    fn matrix_absolute<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
+        if self.weights == WeightDtype::F32 {
+            return self.read_absolute(name);
+        }
+        let values = self.checkpoint.read_bf16(name)?;
+        let data = TensorData::new(values, self.note_read::<D>(name));
+        Ok(Tensor::from_data(data, (self.device, DType::BF16)))
+    }
+
+    /// Tells the progress; the tensor's shape.
+    fn note_read<const D: usize>(&mut self, name: &str) -> [usize; D] {
+        let entry = &self.checkpoint.entries()[name];
         self.read_bytes += entry.size_bytes();
         (self.progress)(self.read_bytes);
-        Ok(tensor(shape, values, self.device))
+        entry.shape.as_slice().try_into().expect("shapes were compared with the spec")
     }
 
     fn layer(&mut self, config: &TextConfig, index: usize) -> Result<LayerWeights> {
@@ -139,7 +161,7 @@ impl Loader<'_> {
         for slot in Slot::ALL {
             let parent = if slot <= Slot::O { "self_attn" } else { "mlp" };
             if slot != Slot::V || !config.layers[index].k_eq_v {
-                linear[slot as usize] = Some(self.read(&at(&format!("{parent}.{}.weight", slot.name())))?);
+                linear[slot as usize] = Some(self.matrix(&at(&format!("{parent}.{}.weight", slot.name())))?);
             }
         }
         let moe = match config.layers[index].moe {
@@ -151,8 +173,8 @@ impl Loader<'_> {
                 router_scale: self.read::<1>(&at("router.scale"))?.mul_scalar((config.hidden_size as f64).powf(-0.5)),
                 router: self.read(&at("router.proj.weight"))?,
                 per_expert_scale: self.read(&at("router.per_expert_scale"))?,
-                gate_up: self.read(&at("experts.gate_up_proj"))?,
-                down: self.read(&at("experts.down_proj"))?,
+                gate_up: self.matrix(&at("experts.gate_up_proj"))?,
+                down: self.matrix(&at("experts.down_proj"))?,
             }),
         };
         Ok(LayerWeights {
