@@ -112,7 +112,7 @@ def run(command):
 def compare(args, dtype, variant, length):
     ours_command = [args.step_speed, args.folder / "base", "--adapter", args.folder / "adapter", "--tokens",
                     tokens_file(args.folder, length), "--threads", args.threads, "--reps", args.reps, "--warmup", args.warmup,
-                    "--dtype", dtype]
+                    "--dtype", dtype] + (["--no-recompute"] if variant == "naive" else [])
     theirs_command = [sys.executable, __file__, "--peer", "--folder", args.folder, "--dtype", dtype, "--variant", variant,
                       "--length", length, "--threads", args.threads, "--reps", args.reps, "--warmup", args.warmup]
     ours, theirs = [], []
@@ -146,7 +146,7 @@ def main():
     parser.add_argument("--dtype", choices=["f32", "bf16"], action="append")
     parser.add_argument("--length", type=int, action="append")
     parser.add_argument("--variant", choices=["lean", "naive"], default=None,
-                        help="the peer: lean = checkpointing and chunked loss, naive = neither (default: lean for f32, naive for bf16)")
+                        help="the peer: lean = checkpointing and chunked loss, naive = neither (default: lean for f32, naive for bf16); tunehost recomputes beside lean alone")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--reps", type=int, default=3)
