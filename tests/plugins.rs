@@ -123,6 +123,27 @@ fn a_scheduler_that_fails_costs_no_step() {
     }
 }
 
+/// A run that a window stopped goes on in the next one.
+#[test]
+fn a_window_can_be_moved_on_resume() {
+    let settings = "[plugins]\ncheckpoint_scheduler = \"window\"\n[plugins.config.checkpoint_scheduler]\nuntil = \
+                    \"2020-01-01T06:00:00Z\"";
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), settings);
+    let run = dir.path().join("run");
+    let run = run.to_str().unwrap();
+    let stdout = ok(&["run", config.to_str().unwrap(), "--run-dir", run, "--set", "train.max_steps=12"]);
+    assert!(stdout.contains("stopped after step 1:"), "{stdout}");
+    let until = "plugins.config.checkpoint_scheduler.until=\"2099-01-01T06:00:00Z\"";
+    let stderr = fails(&["resume", run, "--set", until, "--set", "train.lr=0.5"], 6);
+    assert!(
+        stderr.contains("run::changed") && stderr.contains("train.lr: was") && !stderr.contains("until: was"),
+        "{stderr}"
+    );
+    let stdout = ok(&["resume", run, "--set", until]);
+    assert!(stdout.contains("12 steps, "), "{stdout}");
+}
+
 /// What a scheduler remembers goes with the checkpoint: killed and resumed, it stops the run at the step at which it would
 /// have stopped it anyway.
 #[test]

@@ -95,6 +95,10 @@ struct RunArgs {
 struct ResumeArgs {
     /// The run folder.
     run: PathBuf,
+    /// Change a value that decides nothing of what is computed, such as the settings of the checkpoint scheduler or a plugin's
+    /// limits: --set plugins.config.checkpoint_scheduler.until=2026-12-01T06:00:00Z. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
     #[command(flatten)]
     output: OutputArgs,
 }

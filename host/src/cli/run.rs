@@ -11,5 +11,5 @@ pub fn run(args: &RunArgs) -> Result<()> {
 }
 
 pub fn resume(args: &ResumeArgs) -> Result<()> {
-    job::resume(&args.run, &mut args.output.reporter())
+    job::resume(&args.run, &args.sets, &mut args.output.reporter())
 }

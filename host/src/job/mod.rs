@@ -74,15 +74,15 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     })
 }
 
-/// Continues the run in `dir` from its newest whole checkpoint.
+/// Continues the run in `dir` from its newest whole checkpoint, with `sets` (`KEY=VALUE`) over its configuration.
 ///
 /// # Errors
 /// `run::changed` when anything that decides the result is not what it was, and whatever stops the run.
-pub fn resume(dir: &Path, reporter: &mut Reporter) -> Result<()> {
+pub fn resume(dir: &Path, sets: &[String], reporter: &mut Reporter) -> Result<()> {
     let started = Instant::now();
     let stop = StopRequest::install()?;
     let folder = RunFolder::open(dir)?;
-    let resolved = config::load(&folder.file(CONFIG), &[], &[])?;
+    let resolved = config::load(&folder.file(CONFIG), sets, &[])?;
     let config = &resolved.config;
     let mut provenance = Provenance::read(folder.path())?;
     let manifest = manifest(config)?;
