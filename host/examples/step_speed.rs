@@ -12,7 +12,6 @@ use tunehost::model::config::TextConfig;
 use tunehost::model::{peft, weights::Model};
 use tunehost::train::batch::Batch;
 use tunehost::train::engine::{Engine, Gradients};
-use tunehost_kernels::simd::Isa;
 
 #[derive(Parser)]
 struct Args {
@@ -76,17 +75,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         json!({
             "engine": "tunehost", "loss": loss, "wall_s": sorted[sorted.len() / 2], "walls_s": walls,
             "tokens": batch.tokens(), "peak_mib": peak_mib(), "loaded_peak_mib": loaded_peak_mib,
-            "kernels": kernels(weights), "threads": args.threads,
+            "kernels": device::resolved_products(weights), "threads": args.threads,
         })
     );
     Ok(())
-}
-
-/// What multiplies with the frozen matrices.
-fn kernels(weights: WeightDtype) -> String {
-    let isa = Isa::detect();
-    let dot = if weights == WeightDtype::Bf16 && isa.multiplies_bf16() { "-bf16" } else { "" };
-    format!("{} {}{dot}", weights.name(), isa.name())
 }
 
 /// Largest resident memory so far, as the kernel counts it.

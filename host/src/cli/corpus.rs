@@ -16,18 +16,8 @@ pub fn batches(args: &BatchesArgs) -> Result<()> {
     let mut filter = CorpusFilter::load(&find(Kind::CorpusFilter)?, settings(Kind::CorpusFilter))?;
     let text = TextConfig::read(&config.model.base)?;
     let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size, &mut filter)?;
-    let lengths: Vec<u32> = corpus.train.iter().map(|record| record.ids.len() as u32).collect();
-    let roots: Vec<u32> = corpus.train.iter().map(|record| record.root).collect();
-    let request = PlanRequest {
-        lengths: &lengths,
-        roots: &roots,
-        epoch: 0,
-        seed: config.train.seed,
-        max_seq_len: config.data.max_seq_len as u32,
-        rows_per_batch: config.train.micro_batch,
-        accumulation: config.train.accumulation,
-        token_budget: None,
-    };
+    let (lengths, roots) = corpus.columns();
+    let request = PlanRequest::configured(&config, &lengths, &roots, 0);
     let mixture = mixture::Mixture::of(&sampler.plan(&request)?, &request);
     match args.json {
         true => print(&format!("{:#}", mixture.json())),

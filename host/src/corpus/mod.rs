@@ -72,6 +72,11 @@ impl Corpus {
         split::evaluation_sample(&self.held_out, max_per_root)
     }
 
+    /// Length in tokens and root of each training record, as a sampler asks for them.
+    pub fn columns(&self) -> (Vec<u32>, Vec<u32>) {
+        self.train.iter().map(|record| (record.ids.len() as u32, record.root)).unzip()
+    }
+
     /// For each of `records`, whether a training record has the very same tokens.
     pub fn copied(&self, records: &[&Record]) -> Vec<bool> {
         let trained: HashSet<&[u32]> = self.train.iter().map(|r| &r.ids[..]).collect();

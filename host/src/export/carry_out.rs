@@ -1,12 +1,12 @@
 //! Between an exporter plugin and the disk: what it is told of a tuned model, and the plan that comes back carried out.
 
 use super::PendingFolder;
-use super::tensor::{ExportTensor, updates};
+use super::tensor::{ExportTensor, factors, updates};
 use crate::error::{Error, Result};
-use crate::model::adapter::{Adapter, values};
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::spec::ModelSpec;
-use crate::plugins::{BaseTensor, ExportPlan, Source, Tuned};
+use crate::plugins::{BaseTensor, ExportPlan, PlannedTensor, Source, Tuned};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -58,10 +58,10 @@ pub fn tuned(adapter: &Adapter, spec: &ModelSpec, checkpoint: &Checkpoint) -> Re
 pub fn carry_out(plan: &ExportPlan, adapter: &Adapter, checkpoint: &Checkpoint, dir: &Path) -> Result<()> {
     let folder = PendingFolder::new(dir)?;
     let stored: Vec<_> = checkpoint.entries().iter().collect();
-    let updates = updates(checkpoint, adapter)?;
-    let pairs: Vec<_> = adapter.modules.iter().map(|pair| [&pair.a, &pair.b].map(|t| (t.dims(), values(t)))).collect();
+    let factors = factors(adapter);
+    let updates = updates(checkpoint, adapter, &factors)?;
     for file in &plan.tensor_files {
-        let tensor = |planned: &crate::plugins::PlannedTensor| match planned.source {
+        let tensor = |planned: &PlannedTensor| match planned.source {
             Source::Base(index) => {
                 let (name, entry) = stored[index];
                 ExportTensor::stored(checkpoint, name, entry, planned.dtype, None)
@@ -72,7 +72,7 @@ pub fn carry_out(plan: &ExportPlan, adapter: &Adapter, checkpoint: &Checkpoint, 
                 ExportTensor::stored(checkpoint, name, entry, planned.dtype, update)
             }
             Source::A(module) | Source::B(module) => {
-                let (shape, values) = &pairs[module][usize::from(matches!(planned.source, Source::B(_)))];
+                let (shape, values) = &factors[module][usize::from(matches!(planned.source, Source::B(_)))];
                 Ok(ExportTensor::values(values, *shape, planned.dtype))
             }
         };

@@ -3,7 +3,7 @@
 //! Tensors stream from the mapped base to the output one at a time, so that memory stays near the largest tensor.
 
 use super::PendingFolder;
-use super::tensor::{ExportTensor, Update, updates};
+use super::tensor::{ExportTensor, Update, factors, updates};
 use crate::error::Result;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
@@ -38,7 +38,8 @@ pub fn write(
     dir: &Path,
     max_shard_bytes: usize,
 ) -> Result<()> {
-    let updates = updates(checkpoint, adapter)?;
+    let factors = factors(adapter);
+    let updates = updates(checkpoint, adapter, &factors)?;
     let folder = PendingFolder::new(dir)?;
     write_weights(checkpoint, &updates, &folder, max_shard_bytes)?;
     for name in COMPANIONS {
@@ -53,7 +54,7 @@ pub fn write(
 
 fn write_weights<'a>(
     checkpoint: &'a Checkpoint,
-    updates: &'a HashMap<String, Update>,
+    updates: &'a HashMap<String, Update<'a>>,
     folder: &PendingFolder,
     max_shard_bytes: usize,
 ) -> Result<()> {

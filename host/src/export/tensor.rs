@@ -9,26 +9,37 @@ use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+/// Shape and values of A and B of a module.
+pub(super) type Factors = [([usize; 2], Vec<f32>); 2];
+
+/// A and B of every module, read from the device.
+pub(super) fn factors(adapter: &Adapter) -> Vec<Factors> {
+    adapter.modules.iter().map(|pair| [&pair.a, &pair.b].map(|t| (t.dims(), values(t)))).collect()
+}
+
 /// The update of a module: scale B A, with A `[rank, input]` and B `[output, rank]`.
-pub(super) struct Update {
+pub(super) struct Update<'a> {
     scale: f64,
-    a: Vec<f32>,
-    b: Vec<f32>,
+    a: &'a [f32],
+    b: &'a [f32],
     rank: usize,
     input: usize,
 }
 
-/// The update of each adapted tensor, by the tensor's name.
+/// The update of each adapted tensor, by the tensor's name; `factors` are those of the adapter.
 ///
 /// # Errors
 /// `model::missing_tensor` for a module without a weight in the base.
-pub(super) fn updates(checkpoint: &Checkpoint, adapter: &Adapter) -> Result<HashMap<String, Update>> {
-    let modules = adapter.plan.modules.iter().zip(&adapter.modules);
+pub(super) fn updates<'a>(
+    checkpoint: &Checkpoint,
+    adapter: &Adapter,
+    factors: &'a [Factors],
+) -> Result<HashMap<String, Update<'a>>> {
+    let modules = adapter.plan.modules.iter().zip(factors);
     modules
-        .map(|(m, pair)| {
+        .map(|(m, [(_, a), (_, b)])| {
             let name = format!("{}.weight", m.path);
             checkpoint.bytes(&name)?;
-            let (a, b) = (values(&pair.a), values(&pair.b));
             Ok((name, Update { scale: adapter.plan.scale, a, b, rank: adapter.plan.rank, input: m.input }))
         })
         .collect()
@@ -43,7 +54,7 @@ pub(super) struct ExportTensor<'a> {
 
 enum Content<'a> {
     /// A tensor of the base, with this much of an update.
-    Stored { bytes: &'a [u8], dtype: Dtype, update: Option<(&'a Update, f64)> },
+    Stored { bytes: &'a [u8], dtype: Dtype, update: Option<(&'a Update<'a>, f64)> },
     /// A or B.
     Values(&'a [f32]),
 }
@@ -58,7 +69,7 @@ impl<'a> ExportTensor<'a> {
         name: &str,
         entry: &TensorEntry,
         dtype: Option<Dtype>,
-        update: Option<(&'a Update, f64)>,
+        update: Option<(&'a Update<'a>, f64)>,
     ) -> Result<Self> {
         let bytes = checkpoint.bytes(name)?;
         let to = dtype.unwrap_or(entry.dtype);

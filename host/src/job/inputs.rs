@@ -1,7 +1,8 @@
 //! What a run reads and computes with, hashed and named for provenance.
 
 use super::prepare::Prepared;
-use crate::config::{Resolved, WeightDtype};
+use crate::config::Resolved;
+use crate::device::{resolved_f32, resolved_products};
 use crate::error::Result;
 use crate::hash::FileHash;
 use crate::plugins::Limits;
@@ -9,7 +10,6 @@ use crate::run::folder::RunFolder;
 use crate::run::machine::Machine;
 use crate::run::provenance::{Implementation, Inputs, PluginRecord, Provenance};
 use std::path::Path;
-use tunehost_kernels::simd::Isa;
 
 /// The kernels of a step that compute in f32 whatever the weights are kept as, by name.
 const F32_KERNELS: [&str; 4] = ["windowed_attention", "rms_norm", "rope", "geglu"];
@@ -70,21 +70,6 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         provenance.verdicts.insert(format!("records dropped by the sampler in epoch {epoch}"), ids.join(", "));
     }
     Ok(provenance)
-}
-
-/// What the f32 kernels resolve to: the CPU with the instruction set that was detected.
-pub fn resolved_f32() -> String {
-    format!("cpu-f32-{}", Isa::detect().name())
-}
-
-/// What the products with frozen matrices kept as `weights` resolve to.
-pub fn resolved_products(weights: WeightDtype) -> String {
-    let isa = Isa::detect();
-    match weights {
-        WeightDtype::F32 => resolved_f32(),
-        WeightDtype::Bf16 if isa.multiplies_bf16() => format!("cpu-bf16-{}-bf16", isa.name()),
-        WeightDtype::Bf16 => format!("cpu-bf16-widened-{}", isa.name()),
-    }
 }
 
 fn optional<'a>(base: &'a Path, names: &'a [&'a str]) -> impl Iterator<Item = std::path::PathBuf> + 'a {

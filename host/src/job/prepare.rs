@@ -1,10 +1,9 @@
 //! Everything a run needs before its first step, cheap checks first: what fails should fail before a large base is read.
 
-use super::inputs::{resolved_f32, resolved_products};
 use super::policies::Policies;
 use crate::config::{Config, Recompute, RecomputeWord};
 use crate::corpus::{self, Corpus};
-use crate::device;
+use crate::device::{self, resolved_f32, resolved_products};
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
 use crate::model::checkpoint::Checkpoint;
@@ -12,7 +11,7 @@ use crate::model::config::TextConfig;
 use crate::model::lora::{LoraPlan, group};
 use crate::model::spec::ModelSpec;
 use crate::model::weights::Model;
-use crate::plugins::{Origin, Plan, PlanRequest, Sampler};
+use crate::plugins::{Origin, PlanRequest, Sampler};
 use crate::report::{Reporter, bytes, duration};
 use crate::train::engine::Engine;
 use crate::train::steps::{Step, epoch_steps};
@@ -140,24 +139,14 @@ impl Prepared {
 /// The steps of all epochs, up to `train.max_steps`, and the ids of the records that the sampler dropped, by epoch.
 #[allow(clippy::type_complexity)] // two results of one pass
 fn plan(config: &Config, corpus: &Corpus, sampler: &mut Sampler) -> Result<(Vec<Step>, Vec<(u32, Vec<String>)>)> {
-    let lengths: Vec<u32> = corpus.train.iter().map(|r| r.ids.len() as u32).collect();
-    let roots: Vec<u32> = corpus.train.iter().map(|r| r.root).collect();
+    let (lengths, roots) = corpus.columns();
     let limit = config.train.max_steps.map_or(usize::MAX, |n| n as usize);
     let (mut steps, mut dropped) = (Vec::new(), Vec::new());
     for epoch in 0..config.train.epochs {
         if steps.len() >= limit {
             break;
         }
-        let plan: Plan = sampler.plan(&PlanRequest {
-            lengths: &lengths,
-            roots: &roots,
-            epoch,
-            seed: config.train.seed,
-            max_seq_len: config.data.max_seq_len as u32,
-            rows_per_batch: config.train.micro_batch,
-            accumulation: config.train.accumulation,
-            token_budget: None,
-        })?;
+        let plan = sampler.plan(&PlanRequest::configured(config, &lengths, &roots, epoch))?;
         if !plan.dropped.is_empty() {
             dropped.push((epoch, plan.dropped.iter().map(|i| corpus.train[*i as usize].id.clone()).collect()));
         }

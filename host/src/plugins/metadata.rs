@@ -126,8 +126,7 @@ fn parse_section(json: &[u8], label: &str) -> Result<Section> {
     };
     let section: Section = serde_json::from_slice(json).map_err(|error| unfit(format!("cannot be read: {error}")))?;
     // They stand in listings and errors: what is no name is not shown as one.
-    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if section.name.len() > LABEL_BYTES_MAX || !section.name.split('-').all(is_word) {
+    if section.name.len() > LABEL_BYTES_MAX || !is_hyphenated(&section.name) {
         return Err(unfit(format!("has the name {:?}", shown(&section.name))));
     }
     let plain = |b: u8| b.is_ascii_alphanumeric() || b".-+".contains(&b);
@@ -136,6 +135,12 @@ fn parse_section(json: &[u8], label: &str) -> Result<Section> {
         return Err(unfit(format!("has the version {:?}", shown(&section.version))));
     }
     Ok(section)
+}
+
+/// Whether `name` is lower case words, of letters and digits, joined by hyphens.
+pub(super) fn is_hyphenated(name: &str) -> bool {
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    name.split('-').all(is_word)
 }
 
 fn damaged(label: &str, error: &wasmparser::BinaryReaderError) -> Error {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::reference::Identity;
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// What a sampler is asked to lay out.
@@ -24,6 +25,22 @@ pub struct PlanRequest<'a> {
     pub accumulation: u32,
     /// Most tokens in a micro-batch, padding counted.
     pub token_budget: Option<u32>,
+}
+
+impl<'a> PlanRequest<'a> {
+    /// What a run of `config` asks for `epoch`, for records of these lengths and roots.
+    pub fn configured(config: &Config, lengths: &'a [u32], roots: &'a [u32], epoch: u32) -> Self {
+        Self {
+            lengths,
+            roots,
+            epoch,
+            seed: config.train.seed,
+            max_seq_len: config.data.max_seq_len as u32,
+            rows_per_batch: config.train.micro_batch,
+            accumulation: config.train.accumulation,
+            token_budget: None,
+        }
+    }
 }
 
 /// One epoch in flat columns.

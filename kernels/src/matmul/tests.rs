@@ -15,6 +15,19 @@ fn transpose(data: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     (0..rows * cols).map(|i| data[i % rows * cols + i / rows]).collect()
 }
 
+/// The product written over what is there is `exact`, and added to itself twice that.
+fn sets_and_adds(isa: Isa, lhs: Matrix, rhs: Right, exact: &[f64]) {
+    let (m, n) = (lhs.rows(), rhs.cols());
+    let mut out = vec![1f32; m * n];
+    // SAFETY: `out` is m rows of n.
+    unsafe { product(isa, lhs, rhs, out.as_mut_ptr(), n, Write::Set) };
+    close(&out, exact, 1e-5);
+    // SAFETY: as above.
+    unsafe { product(isa, lhs, rhs, out.as_mut_ptr(), n, Write::Add) };
+    let twice: Vec<f64> = exact.iter().map(|x| 2.0 * x).collect();
+    close(&out, &twice, 1e-5);
+}
+
 #[test]
 fn every_instruction_set_agrees_with_f64_on_odd_shapes() {
     for [m, n, k] in [[1, 1, 1], [7, 65, 3], [6, 64, 512], [13, 16, 513], [5, 130, 1100], [3, 200, 40], [100, 17, 64]] {
@@ -23,14 +36,7 @@ fn every_instruction_set_agrees_with_f64_on_odd_shapes() {
         let rhs_t = transpose(&rhs, k, n);
         for isa in Isa::available() {
             for right in [Matrix::new(&rhs, k, n), Matrix::new(&rhs_t, n, k).t()].map(Right::F32) {
-                let mut out = vec![1f32; m * n];
-                // SAFETY: `out` is m rows of n.
-                unsafe { product(isa, Matrix::new(&lhs, m, k), right, out.as_mut_ptr(), n, Write::Set) };
-                close(&out, &exact, 1e-5);
-                // SAFETY: as above.
-                unsafe { product(isa, Matrix::new(&lhs, m, k), right, out.as_mut_ptr(), n, Write::Add) };
-                let twice: Vec<f64> = exact.iter().map(|x| 2.0 * x).collect();
-                close(&out, &twice, 1e-5);
+                sets_and_adds(isa, Matrix::new(&lhs, m, k), right, &exact);
             }
         }
     }
@@ -87,14 +93,7 @@ fn a_bf16_right_operand_gives_the_product_of_what_is_stored() {
             let left = if isa.multiplies_bf16() { widened(&rounded(&lhs)) } else { lhs.clone() };
             let exact = reference(&left, &widened(&rhs), [m, n, k]);
             for right in [Matrix::new(&rhs, k, n), Matrix::new(&rhs_t, n, k).t()].map(Right::Bf16) {
-                let mut out = vec![1f32; m * n];
-                // SAFETY: `out` is m rows of n.
-                unsafe { product(isa, Matrix::new(&lhs, m, k), right, out.as_mut_ptr(), n, Write::Set) };
-                close(&out, &exact, 1e-5);
-                // SAFETY: as above.
-                unsafe { product(isa, Matrix::new(&lhs, m, k), right, out.as_mut_ptr(), n, Write::Add) };
-                let twice: Vec<f64> = exact.iter().map(|x| 2.0 * x).collect();
-                close(&out, &twice, 1e-5);
+                sets_and_adds(isa, Matrix::new(&lhs, m, k), right, &exact);
             }
         }
     }

@@ -17,6 +17,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::Kind;
+use super::metadata::is_hyphenated;
 use crate::error::{Error, Result};
 
 /// A language that plugins can be written in.
@@ -168,10 +169,9 @@ impl Project {
 
 /// A name is also that of a folder, a cargo package and a file.
 fn check_name(name: &str) -> Result<()> {
-    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     // The SDK lies in a new project's workspace under its own name.
     let taken = name == "tunehost-plugin-sdk";
-    if name.starts_with(|first: char| first.is_ascii_lowercase()) && name.split('-').all(is_word) && !taken {
+    if name.starts_with(|first: char| first.is_ascii_lowercase()) && is_hyphenated(name) && !taken {
         return Ok(());
     }
     Err(Error::new("usage::invalid_value", format!("{name:?} is no name for a plugin"))
