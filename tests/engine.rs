@@ -22,7 +22,7 @@ fn engine(recompute_layers: usize) -> Engine {
     let config = TextConfig::read(&dir).unwrap();
     let model =
         Model::load(config, &Checkpoint::open(&dir).unwrap(), &Device::flex(), WeightDtype::F32, &mut |_| {}).unwrap();
-    Engine { model, recompute_layers, loss_chunk_rows: 7 }
+    Engine { model, recompute_layers, keep_products: false, loss_chunk_rows: 7 }
 }
 
 /// Adapters whose B is not zero, so that every gradient is.
@@ -53,15 +53,16 @@ fn batch(records: &[&Record]) -> Batch {
 #[test]
 fn recompute_gives_the_same_gradients_with_dropout_too() {
     let (a, b) = (record(1, 30), record(2, 11));
-    let run = |recompute_layers, seed| {
-        let engine = engine(recompute_layers);
+    let run = |recompute_layers, keep_products, seed| {
+        let engine = Engine { keep_products, ..engine(recompute_layers) };
         let mut gradients = Gradients::default();
         engine.accumulate(&adapter(&engine, 0.3), &batch(&[&a, &b]), 1.0, seed, &mut gradients);
         flat(&gradients)
     };
-    let all = run(6, 1);
-    assert!(all == run(0, 1) && all == run(2, 1), "recompute = all, none and 2");
-    assert!(all != run(6, 2), "another dropout seed drops other elements");
+    let all = run(6, false, 1);
+    assert!(all == run(0, false, 1) && all == run(2, false, 1), "recompute = all, none and 2");
+    assert!(all == run(6, true, 1) && all == run(2, true, 1), "with kept products");
+    assert!(all != run(6, true, 2), "another dropout seed drops other elements");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use tunehost::model::config::TextConfig;
 use tunehost::model::gemma4::Positions;
 use tunehost::model::lora::LoraPlan;
 use tunehost::model::peft;
+use tunehost::model::products::Products;
 use tunehost::model::weights::Model;
 use tunehost::plugins::{Exporter, Kind, PluginRef};
 use tunehost::train::batch::{Batch, IGNORED};
@@ -79,7 +80,7 @@ fn engine(recompute_layers: usize) -> Engine {
     let device = burn::tensor::Device::flex();
     let config = TextConfig::read(&dir).unwrap();
     let model = Model::load(config, &Checkpoint::open(&dir).unwrap(), &device, WeightDtype::F32, &mut |_| {}).unwrap();
-    Engine { model, recompute_layers, loss_chunk_rows: 16 }
+    Engine { model, recompute_layers, keep_products: false, loss_chunk_rows: 16 }
 }
 
 fn rows(flat: &[f32], kept: &[usize], width: usize) -> Vec<f32> {
@@ -152,7 +153,7 @@ fn bf16_weights_stay_near_f32() {
             Model::load(text.clone(), &Checkpoint::open(&base).unwrap(), &device, weights, &mut |_| {}).unwrap();
         let plan = LoraPlan::new(&LoraConfig::default(), &model.spec).unwrap();
         let (adapter, mut gradients) = (Adapter::init(plan, 1, &device), Gradients::default());
-        let engine = Engine { model, recompute_layers: 6, loss_chunk_rows: 64 };
+        let engine = Engine { model, recompute_layers: 6, keep_products: true, loss_chunk_rows: 64 };
         let losses = engine.accumulate(&adapter, &batch, 1.0 / batch.trained() as f64, 0, &mut gradients);
         // B is zero, so A has no gradient yet.
         let gradients: Vec<f32> = gradients.modules.iter().flatten().flat_map(|pair| values(&pair.b)).collect();
@@ -180,7 +181,7 @@ fn the_same_experts_are_chosen() {
         let mut h = engine.model.embed(&batch.ids);
         for index in 0..engine.model.layers.len() {
             let layer = engine.model.layer(index);
-            h = layer.attention_block(h, &LayerAdapters::default(), &positions);
+            h = layer.attention_block(h, &LayerAdapters::default(), &positions, &mut Products::default());
             let moe = layer.weights.moe.as_ref().unwrap();
             let routing = layer.route(h.clone(), moe, 2);
             let chosen: Vec<i32> = routing.experts.try_to_vec_as::<i32>().unwrap();
@@ -189,7 +190,7 @@ fn the_same_experts_are_chosen() {
             assert_eq!(chosen, expected, "{case} layer {index}");
             let weights = rows(&gold.f32(&format!("{case}.layer{index}.topk_weights")), &kept, 2);
             assert!(max_abs_diff(&values(&routing.weights), &weights) < 1e-4);
-            h = layer.feed_forward_block(h, &LayerAdapters::default());
+            h = layer.feed_forward_block(h, &LayerAdapters::default(), &mut Products::default());
         }
     }
 }
@@ -199,8 +200,8 @@ fn lora_gradients_with_and_without_recompute() {
     let gold = Golden::open("cases.safetensors");
     let reference = Golden::open("lora_grads.safetensors");
     let mut first: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    for recompute_layers in [6, 0, 3] {
-        let engine = engine(recompute_layers);
+    for (recompute_layers, keep_products) in [(6, false), (0, false), (3, false), (6, true)] {
+        let engine = Engine { keep_products, ..engine(recompute_layers) };
         let adapter = peft::read(&golden("adapter_init"), &engine.model.spec, &engine.model.device).unwrap();
         for case in CASES {
             let (batch, kept) = gold.case(case);
@@ -280,7 +281,7 @@ fn merged_weights() {
         let model =
             Model::load(TextConfig::read(&dir).unwrap(), &ours, &engine.model.device, WeightDtype::F32, &mut |_| {})
                 .unwrap();
-        let merged = Engine { model, recompute_layers: 6, loss_chunk_rows: 16 };
+        let merged = Engine { model, recompute_layers: 6, keep_products: true, loss_chunk_rows: 16 };
         let (batch, _) = Golden::open("cases.safetensors").case("single");
         let diff = max_abs_diff(&values(&merged.logits(None, &batch)), &values(&engine.logits(Some(&adapter), &batch)));
         assert!(diff < 1e-4, "{diff:e}");

@@ -29,9 +29,9 @@ struct Args {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Keep the activations of all layers.
-    #[arg(long)]
-    no_recompute: bool,
+    /// What the backward pass computes again: full (each layer), selective (all but products and attention), none.
+    #[arg(long, default_value = "selective", value_parser = ["full", "selective", "none"])]
+    recompute: String,
     /// Rows of the loss head at once.
     #[arg(long, default_value_t = 256)]
     chunk: usize,
@@ -55,8 +55,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let labels: Vec<Vec<i32>> = rows.iter().map(|row| row.iter().map(|&id| id as i32).collect()).collect();
     let batch = Batch::new(rows.iter().map(Vec::as_slice).zip(labels.iter().map(Vec::as_slice)));
     let trained = batch.trained();
-    let recompute_layers = if args.no_recompute { 0 } else { model.layers.len() };
-    let engine = Engine { model, recompute_layers, loss_chunk_rows: args.chunk };
+    let recompute_layers = if args.recompute == "none" { 0 } else { model.layers.len() };
+    let keep_products = args.recompute == "selective";
+    let engine = Engine { model, recompute_layers, keep_products, loss_chunk_rows: args.chunk };
     let loaded_peak_mib = peak_mib();
     let (mut walls, mut loss) = (Vec::new(), 0.0);
     for step in 0..args.warmup + args.reps {

@@ -1,8 +1,9 @@
-//! Between burn's CPU tensors and slices.
+//! Between burn's CPU tensors and slices, and the memory of results.
 
 use crate::matmul::Weights;
 use burn::tensor::{DType, Shape, TensorData};
 use burn_flex::FlexTensor;
+use rayon::prelude::*;
 
 /// A tensor whose storage is exactly its elements in row-major order.
 pub(crate) struct Packed(FlexTensor);
@@ -57,4 +58,27 @@ pub(crate) fn float_tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTen
 /// An integer tensor that takes over `values`, row-major.
 pub(crate) fn int_tensor(values: Vec<i32>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
+}
+
+/// `len` values of whatever the memory held, for a kernel that writes every one before anything reads it: zeroing a result
+/// first would take the calling thread as long as the threads of a pool take to compute many of them. In tests they are
+/// NaN, so that one left out is seen.
+pub(crate) fn unwritten(len: usize) -> Vec<f32> {
+    let mut values = Vec::with_capacity(len);
+    #[allow(clippy::uninit_vec)]
+    // SAFETY: the capacity is `len`, every bit pattern is an f32, and by this function's contract none is read unwritten.
+    unsafe {
+        values.set_len(len);
+    }
+    if cfg!(test) {
+        values.fill(f32::NAN);
+    }
+    values
+}
+
+/// `len` zeros, written by all threads of the current pool.
+pub(crate) fn zeros(len: usize) -> Vec<f32> {
+    let mut values = unwritten(len);
+    values.par_chunks_mut(1 << 16).for_each(|values| values.fill(0.0));
+    values
 }

@@ -2,6 +2,7 @@
 //! (`reference.rs`) and the CPU implementation (`cpu.rs`).
 
 pub mod attention;
+pub mod cotangent;
 pub mod cross_entropy;
 mod flex;
 pub mod glu;

@@ -112,7 +112,7 @@ def run(command):
 def compare(args, dtype, variant, length):
     ours_command = [args.step_speed, args.folder / "base", "--adapter", args.folder / "adapter", "--tokens",
                     tokens_file(args.folder, length), "--threads", args.threads, "--reps", args.reps, "--warmup", args.warmup,
-                    "--dtype", dtype] + (["--no-recompute"] if variant == "naive" else [])
+                    "--dtype", dtype, "--recompute", "none" if variant == "naive" else "selective"]
     theirs_command = [sys.executable, __file__, "--peer", "--folder", args.folder, "--dtype", dtype, "--variant", variant,
                       "--length", length, "--threads", args.threads, "--reps", args.reps, "--warmup", args.warmup]
     ours, theirs = [], []

@@ -22,5 +22,5 @@ pub fn model(args: &ModelArgs) -> Result<(Engine, Option<Adapter>)> {
         Some(dir) => Some(peft::read(dir, &model.spec, &device)?),
         None => None,
     };
-    Ok((Engine { model, recompute_layers: 0, loss_chunk_rows: LOSS_CHUNK_ROWS }, adapter))
+    Ok((Engine { model, recompute_layers: 0, keep_products: false, loss_chunk_rows: LOSS_CHUNK_ROWS }, adapter))
 }

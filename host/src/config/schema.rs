@@ -200,6 +200,16 @@ pub enum RecomputeWord {
     None,
 }
 
+/// What a recomputed layer computes a second time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeGranularity {
+    /// All but matrix products and attention, whose outputs are kept.
+    Selective,
+    /// Everything: least memory.
+    Full,
+}
+
 /// Shape of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -244,6 +254,8 @@ pub struct TrainConfig {
     pub clip_norm: f64,
     /// Layers recomputed in the backward pass: `"all"`, `"none"` or the first N.
     pub recompute: Recompute,
+    /// What a recomputed layer computes a second time.
+    pub recompute_granularity: RecomputeGranularity,
     /// Rows of the loss head computed at once: its extra memory is this x vocabulary x 4 bytes.
     pub loss_chunk_rows: usize,
 }
@@ -265,6 +277,7 @@ impl Default for TrainConfig {
             weight_decay: 0.0,
             clip_norm: 1.0,
             recompute: Recompute::Word(RecomputeWord::All),
+            recompute_granularity: RecomputeGranularity::Selective,
             loss_chunk_rows: 256,
         }
     }

@@ -1,7 +1,7 @@
 //! Everything a run needs before its first step, cheap checks first: what fails should fail before a large base is read.
 
 use super::policies::Policies;
-use crate::config::{Config, Recompute, RecomputeWord};
+use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord};
 use crate::corpus::{self, Corpus};
 use crate::device::{self, resolved_f32, resolved_products};
 use crate::error::{Error, Result};
@@ -132,7 +132,8 @@ impl Prepared {
             Recompute::Word(RecomputeWord::None) => 0,
             Recompute::Layers(n) => n.min(layers),
         };
-        Ok(Engine { model, recompute_layers, loss_chunk_rows: config.train.loss_chunk_rows })
+        let keep_products = config.train.recompute_granularity == RecomputeGranularity::Selective;
+        Ok(Engine { model, recompute_layers, keep_products, loss_chunk_rows: config.train.loss_chunk_rows })
     }
 }
 

@@ -4,15 +4,16 @@
 
 use super::adapter::LayerAdapters;
 use super::config::{LayerConfig, LayerKind, TextConfig};
+use super::products::Products;
 use super::spec::Slot;
 use super::weights::{LayerWeights, Model, MoeWeights};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use tunehost_kernels::{
-    attention::{Segments, windowed_attention},
+    attention::{Attention, Segments},
     glu::geglu,
     linear::lora_linear,
     moe::{self, Routing},
-    norm::rms_norm,
+    norm::{rms_norm, rms_norm_residual},
     rope::{RopeTable, rope},
 };
 
@@ -80,24 +81,42 @@ impl Model {
 
 impl Layer<'_> {
     /// The residual stream `[N, H]` after this layer.
-    pub fn forward(&self, h: Tensor<2>, adapters: &LayerAdapters, positions: &Positions) -> Tensor<2> {
-        let h = self.attention_block(h, adapters, positions);
-        self.feed_forward_block(h, adapters)
+    pub fn forward(
+        &self,
+        h: Tensor<2>,
+        adapters: &LayerAdapters,
+        positions: &Positions,
+        products: &mut Products,
+    ) -> Tensor<2> {
+        let h = self.attention_block(h, adapters, positions, products);
+        self.feed_forward_block(h, adapters, products)
     }
 
     /// Attention and its residual.
-    pub fn attention_block(&self, h: Tensor<2>, adapters: &LayerAdapters, positions: &Positions) -> Tensor<2> {
+    pub fn attention_block(
+        &self,
+        h: Tensor<2>,
+        adapters: &LayerAdapters,
+        positions: &Positions,
+        products: &mut Products,
+    ) -> Tensor<2> {
         let w = self.weights;
         let x = self.norm(h.clone(), &w.input_norm);
-        let a = self.attention(x, adapters, positions);
-        h + self.norm(a, &w.post_attention_norm)
+        let a = self.attention(x, adapters, positions, products);
+        rms_norm_residual(a, w.post_attention_norm.clone(), self.eps, h, 1.0)
     }
 
-    fn attention(&self, x: Tensor<2>, adapters: &LayerAdapters, positions: &Positions) -> Tensor<2> {
+    fn attention(
+        &self,
+        x: Tensor<2>,
+        adapters: &LayerAdapters,
+        positions: &Positions,
+        products: &mut Products,
+    ) -> Tensor<2> {
         let LayerConfig { head_dim, kv_heads, .. } = *self.config;
         let n = x.dims()[0];
         let table = positions.rope(self.config.kind);
-        let project = |slot| self.linear(x.clone(), slot, adapters);
+        let mut project = |slot| self.linear(x.clone(), slot, adapters, products);
         // Norms over a head work on [N * heads, head_dim].
         let heads_norm = |t: Tensor<2>, heads: usize, weight: Option<&Tensor<1>>| -> Tensor<3> {
             rms_norm(t.reshape([n * heads, head_dim]), weight.cloned(), self.eps).reshape([n, heads, head_dim])
@@ -109,27 +128,29 @@ impl Layer<'_> {
         let k = rope(heads_norm(k_raw, kv_heads, Some(&self.weights.k_norm)), table);
         let v = heads_norm(v_raw, kv_heads, None);
         // The query norm carries the scale: scores are not divided by sqrt(head_dim).
-        let out = windowed_attention(q, k, v, &positions.segments, self.config.window, 1.0);
-        self.linear(out.reshape([n, self.heads * head_dim]), Slot::O, adapters)
+        let attention = Attention { segments: positions.segments.clone(), window: self.config.window, scale: 1.0 };
+        let out = products.attention(q, k, v, &attention);
+        self.linear(out.reshape([n, self.heads * head_dim]), Slot::O, adapters, products)
     }
 
     /// Dense MLP, experts, their residual and the layer's scalar.
-    pub fn feed_forward_block(&self, h: Tensor<2>, adapters: &LayerAdapters) -> Tensor<2> {
+    pub fn feed_forward_block(&self, h: Tensor<2>, adapters: &LayerAdapters, products: &mut Products) -> Tensor<2> {
         let w = self.weights;
         let x = self.norm(h.clone(), &w.pre_feedforward_norm);
-        let gate = self.linear(x.clone(), Slot::Gate, adapters);
-        let up = self.linear(x, Slot::Up, adapters);
-        let dense = self.linear(geglu(gate, up), Slot::Down, adapters);
+        let gate = self.linear(x.clone(), Slot::Gate, adapters, products);
+        let up = self.linear(x, Slot::Up, adapters, products);
+        let dense = self.linear(geglu(gate, up), Slot::Down, adapters, products);
         let out = match (&w.moe, self.config.moe) {
             (Some(moe_weights), Some(moe)) => {
                 let routing = self.route(h.clone(), moe_weights, moe.top_k);
                 let x = self.norm(h.clone(), &moe_weights.pre_norm);
-                let sparse = moe::experts(x, &routing, moe_weights.gate_up.clone(), moe_weights.down.clone());
-                self.norm(dense, &moe_weights.post_dense_norm) + self.norm(sparse, &moe_weights.post_norm)
+                let sparse = products.experts(x, &routing, moe_weights.gate_up.clone(), moe_weights.down.clone());
+                let dense = self.norm(dense, &moe_weights.post_dense_norm);
+                rms_norm_residual(sparse, moe_weights.post_norm.clone(), self.eps, dense, 1.0)
             }
             _ => dense,
         };
-        (h + self.norm(out, &w.post_feedforward_norm)).mul_scalar(w.layer_scalar)
+        rms_norm_residual(out, w.post_feedforward_norm.clone(), self.eps, h, w.layer_scalar as f32)
     }
 
     /// Expert choice for the residual stream after attention. The router reads the stream itself, not a normed copy.
@@ -142,8 +163,8 @@ impl Layer<'_> {
         rms_norm(x, Some(weight.clone()), self.eps)
     }
 
-    fn linear(&self, x: Tensor<2>, slot: Slot, adapters: &LayerAdapters) -> Tensor<2> {
+    fn linear(&self, x: Tensor<2>, slot: Slot, adapters: &LayerAdapters, products: &mut Products) -> Tensor<2> {
         let weight = self.weights.linear[slot as usize].clone().expect("the spec lists the module");
-        lora_linear(x, weight, adapters[slot as usize].as_ref())
+        products.linear(slot, x, weight, adapters[slot as usize].as_ref())
     }
 }

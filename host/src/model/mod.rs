@@ -8,6 +8,7 @@ pub mod fixtures;
 pub mod gemma4;
 pub mod lora;
 pub mod peft;
+pub mod products;
 pub mod rng;
 pub mod spec;
 pub mod weights;

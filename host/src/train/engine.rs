@@ -2,15 +2,17 @@
 //!
 //! The base is frozen, so no gradient of a base weight is formed. The forward pass runs layer by layer; a recomputed layer
 //! keeps only its input, and the backward pass runs it a second time with autodiff on its input and its adapters (gradient
-//! checkpointing, arXiv 1604.06174, one layer a segment). Peak memory is base + adapters + layer inputs + one layer's
+//! checkpointing, arXiv 1604.06174, one layer a segment); with kept products that second run computes none of them again. Peak memory is base + adapters + layer inputs + one layer's
 //! activations + one chunk of the loss.
 
 use super::batch::Batch;
 use crate::model::adapter::{Adapter, LayerAdapters, LowRank};
 use crate::model::gemma4::Positions;
+use crate::model::products::Products;
 use crate::model::rng::derive_seed;
 use crate::model::weights::Model;
 use burn::tensor::{Gradients as Tape, Tensor};
+use tunehost_kernels::cotangent::pull_back;
 use tunehost_kernels::cross_entropy::{self, CrossEntropy, linear_cross_entropy};
 
 /// A base with the settings that trade its memory for time.
@@ -20,6 +22,8 @@ pub struct Engine {
     pub model: Model,
     /// Layers, from the first, whose activations are recomputed.
     pub recompute_layers: usize,
+    /// Whether recomputed layers keep the outputs of their products, so that only the rest is computed twice.
+    pub keep_products: bool,
     /// Rows of the loss head at once.
     pub loss_chunk_rows: usize,
 }
@@ -40,7 +44,7 @@ struct Recorded {
 
 #[allow(clippy::large_enum_variant)] // one per layer and micro-batch: a box would save nothing
 enum Saved {
-    Input(Tensor<2>),
+    Input(Tensor<2>, Products),
     Graph(Recorded),
 }
 
@@ -74,7 +78,7 @@ impl Engine {
         visit(0, &h);
         for index in 0..self.model.layers.len() {
             let adapters = adapter.map_or_else(LayerAdapters::default, |a| a.layer(index, None));
-            h = self.model.layer(index).forward(h, &adapters, &positions);
+            h = self.model.layer(index).forward(h, &adapters, &positions, &mut Products::default());
             visit(index + 1, &h);
         }
         h
@@ -99,14 +103,16 @@ impl Engine {
         let mut saved = Vec::with_capacity(self.model.layers.len());
         for index in 0..self.model.layers.len() {
             if index < lowest {
-                h = self.model.layer(index).forward(h, &LayerAdapters::default(), &positions);
+                h = self.model.layer(index).forward(h, &LayerAdapters::default(), &positions, &mut Products::default());
             } else if index < self.recompute_layers {
                 let adapters = adapter.layer(index, Some(layer_seed(dropout_seed, index)));
-                let output = self.model.layer(index).forward(h.clone(), &adapters, &positions);
-                saved.push(Saved::Input(h));
+                let mut products = if self.keep_products { Products::kept() } else { Products::default() };
+                let output = self.model.layer(index).forward(h.clone(), &adapters, &positions, &mut products);
+                saved.push(Saved::Input(h, products.for_second_pass()));
                 h = output;
             } else {
-                let graph = self.record(adapter, index, index > lowest, h, &positions, dropout_seed);
+                let graph =
+                    self.record(adapter, index, index > lowest, h, Products::default(), &positions, dropout_seed);
                 h = graph.output.clone().without_autodiff();
                 saved.push(Saved::Graph(graph));
             }
@@ -122,7 +128,9 @@ impl Engine {
         for (index, saved) in (lowest..).zip(saved).collect::<Vec<_>>().into_iter().rev() {
             let graph = match saved {
                 Saved::Graph(graph) => graph,
-                Saved::Input(input) => self.record(adapter, index, index > lowest, input, &positions, dropout_seed),
+                Saved::Input(input, products) => {
+                    self.record(adapter, index, index > lowest, input, products, &positions, dropout_seed)
+                }
             };
             let mut tape = vector_jacobian(&graph.output, d_h.clone());
             if index > lowest {
@@ -140,13 +148,16 @@ impl Engine {
         head.loss
     }
 
-    /// Runs layer `index` with autodiff on its adapters and, with `track_input`, on its input.
+    /// Runs layer `index` with autodiff on its adapters and, with `track_input`, on its input; computes no product that
+    /// `products` holds.
+    #[allow(clippy::too_many_arguments)]
     fn record(
         &self,
         adapter: &Adapter,
         index: usize,
         track_input: bool,
         input: Tensor<2>,
+        mut products: Products,
         positions: &Positions,
         dropout_seed: u64,
     ) -> Recorded {
@@ -158,7 +169,7 @@ impl Engine {
             leaves.push(leaf.clone());
             leaf
         });
-        let output = self.model.layer(index).forward(input.clone(), &adapters, positions);
+        let output = self.model.layer(index).forward(input.clone(), &adapters, positions, &mut products);
         Recorded { input, leaves, output }
     }
 
@@ -188,5 +199,5 @@ impl Removable {
 
 /// The tape after `output` was pulled back with the cotangent `d_output`.
 fn vector_jacobian(output: &Tensor<2>, d_output: Tensor<2>) -> Removable {
-    Removable((output.clone() * d_output).sum().backward())
+    Removable(pull_back(output.clone(), d_output))
 }

@@ -1,7 +1,7 @@
 //! How burn calls the attention: the dispatched operation, its kernels per backend, and its gradient.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, DType, Flex, TensorMetadata, backend_extension};
+use burn::backend::{AutodiffBackend, Backend, Flex, TensorMetadata, backend_extension};
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
@@ -9,15 +9,26 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_flex::FlexTensor;
 
 use super::{Attention, Heads, Isa, cpu};
+use crate::flex::{float_tensor, unwritten, zeros};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
 #[backend_extension(Autodiff, Flex)]
 pub trait AttentionOps: Backend {
-    /// See [`windowed_attention`](super::windowed_attention).
+    /// The result and the log-sum-exp, as [`Output`](super::Output) has them.
     fn windowed_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        attention: Attention,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The result, where it and the log-sum-exp are known.
+    fn windowed_attention_known(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
         attention: Attention,
     ) -> FloatTensor<Self>;
 }
@@ -56,11 +67,11 @@ impl AttentionKernel for Flex {
     fn forward(q: FlexTensor, k: FlexTensor, v: FlexTensor, attention: &Attention) -> Output<Flex> {
         let heads = heads(&q, &k);
         let (q, k, v) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous());
-        let mut out = FlexTensor::empty(q.shape(), DType::F32);
-        let mut lse = FlexTensor::empty([q.shape()[0], heads.query].into(), DType::F32);
+        let mut out = unwritten(q.shape().num_elements());
+        let mut lse = unwritten(q.shape()[0] * heads.query);
         let inputs = cpu::Inputs { q: q.storage(), k: k.storage(), v: v.storage(), heads, attention };
-        cpu::forward(Isa::detect(), &inputs, out.storage_mut(), lse.storage_mut());
-        Output { out, lse }
+        cpu::forward(Isa::detect(), &inputs, &mut out, &mut lse);
+        Output { out: float_tensor(out, q.shape()), lse: float_tensor(lse, [q.shape()[0], heads.query]) }
     }
 
     fn backward(
@@ -73,19 +84,35 @@ impl AttentionKernel for Flex {
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let heads = heads(&q, &k);
         let (q, k, v, dout) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous(), dout.to_contiguous());
-        let mut dq = FlexTensor::zeros(q.shape(), DType::F32);
-        let (mut dk, mut dv) = (FlexTensor::zeros(k.shape(), DType::F32), FlexTensor::zeros(v.shape(), DType::F32));
+        let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|input| zeros(input.shape().num_elements()));
         let inputs = cpu::Inputs { q: q.storage(), k: k.storage(), v: v.storage(), heads, attention };
         let saved = cpu::Saved { out: output.out.storage(), lse: output.lse.storage(), dout: dout.storage() };
-        let gradients = cpu::Gradients { dq: dq.storage_mut(), dk: dk.storage_mut(), dv: dv.storage_mut() };
+        let gradients = cpu::Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
         cpu::backward(Isa::detect(), &inputs, &saved, gradients);
-        (dq, dk, dv)
+        (float_tensor(dq, q.shape()), float_tensor(dk, k.shape()), float_tensor(dv, v.shape()))
     }
 }
 
 impl AttentionOps for Flex {
-    fn windowed_attention(q: FlexTensor, k: FlexTensor, v: FlexTensor, attention: Attention) -> FlexTensor {
-        Self::forward(q, k, v, &attention).out
+    fn windowed_attention(
+        q: FlexTensor,
+        k: FlexTensor,
+        v: FlexTensor,
+        attention: Attention,
+    ) -> (FlexTensor, FlexTensor) {
+        let Output { out, lse } = Self::forward(q, k, v, &attention);
+        (out, lse)
+    }
+
+    fn windowed_attention_known(
+        _: FlexTensor,
+        _: FlexTensor,
+        _: FlexTensor,
+        out: FlexTensor,
+        _: FlexTensor,
+        _: Attention,
+    ) -> FlexTensor {
+        out
     }
 }
 
@@ -125,19 +152,29 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> 
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         attention: Attention,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [q_value, k_value, v_value] = [&q, &k, &v].map(|tensor| tensor.clone().into_primitive());
+        let Output { out, lse } = B::forward(q_value, k_value, v_value, &attention);
+        let (out, lse) = (Self::from_inner(out), Self::from_inner(lse));
+        (Self::windowed_attention_known(q, k, v, out, lse.clone(), attention), lse)
+    }
+
+    fn windowed_attention_known(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        attention: Attention,
     ) -> FloatTensor<Self> {
+        let (out, lse) = (out.into_primitive(), lse.into_primitive());
         match AttentionBackward.prepare::<C>([q.node(), k.node(), v.node()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let nodes = [&q, &k, &v].map(|input| prep.checkpoint(input));
-                let output = B::forward(q.into_primitive(), k.into_primitive(), v.into_primitive(), &attention);
-                let out = output.out.clone();
-                let [q, k, v] = nodes;
+                let [q, k, v] = [&q, &k, &v].map(|input| prep.checkpoint(input));
+                let output = Output { out: out.clone(), lse };
                 prep.finish(State { q, k, v, output, attention }, out)
             }
-            OpsKind::UnTracked(prep) => {
-                let output = B::forward(q.into_primitive(), k.into_primitive(), v.into_primitive(), &attention);
-                prep.finish(output.out)
-            }
+            OpsKind::UnTracked(prep) => prep.finish(out),
         }
     }
 }

@@ -15,7 +15,7 @@ use super::simd::{Avx2, Avx512};
 use super::simd::{Kind, Portable, Simd};
 use super::tile::{Band, Gemm, Hidden, KEYS, Left, NO_SCORE, OnlineSoftmax, Probabilities, QUERIES, Right, Write};
 use super::{Attention, Heads, Isa};
-use crate::norm::cpu::dot;
+use crate::simd::{self, vectorised};
 
 /// Side of a cell of the backward pass's grid, in tokens.
 const BLOCK: usize = 256;
@@ -287,7 +287,14 @@ fn backward_with<S: Simd>(inputs: &Inputs, saved: &Saved, gradients: Gradients) 
 /// `scale * dout . out` per query: `[tokens, query heads]`.
 fn delta(inputs: &Inputs, saved: &Saved) -> Vec<f32> {
     let rows = saved.out.par_chunks(inputs.heads.dim).zip(saved.dout.par_chunks(inputs.heads.dim));
-    rows.with_min_len(256).map(|(out, dout)| inputs.scale() * dot(out, dout)).collect()
+    let isa = simd::Isa::detect();
+    rows.with_min_len(256).map(|(out, dout)| inputs.scale() * dot(isa, out, dout)).collect()
+}
+
+vectorised! {
+    fn dot(a: &[f32], b: &[f32]) -> f32 {
+        simd::dot(a, b)
+    }
 }
 
 #[derive(Clone, Copy)]

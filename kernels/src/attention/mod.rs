@@ -42,6 +42,15 @@ pub struct Heads {
     pub dim: usize,
 }
 
+/// What attention computed in one pass, so that a second one over the same inputs need not.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// The result, shaped as `q`.
+    pub out: Tensor<3>,
+    /// Base-2 logarithm of every query's sum of `2^(score * log2(e))`: `[tokens, query heads]`.
+    pub lse: Tensor<2>,
+}
+
 /// Attention of `q [tokens, query heads, head_dim]` over `k`, `v` `[tokens, kv heads, head_dim]`, all f32; the result
 /// has the shape of `q`. Heads of 16 to 512 values are meant; multiples of 16 are the fast ones.
 ///
@@ -59,13 +68,39 @@ pub fn windowed_attention(
     window: Option<usize>,
     scale: f64,
 ) -> Tensor<3> {
+    windowed_attention_output(q, k, v, &Attention { segments: segments.clone(), window, scale }).out
+}
+
+/// [`windowed_attention`], with what a second pass needs.
+pub fn windowed_attention_output(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, attention: &Attention) -> Output {
+    check(&q, &k, &v, attention);
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    let (out, lse) = Dispatch::windowed_attention(q, k, v, attention.clone());
+    Output { out: Tensor::from_dispatch(out), lse: Tensor::from_dispatch(lse) }
+}
+
+/// [`windowed_attention`] whose `output` is known: only its gradients are still computed.
+///
+/// # Panics
+/// As [`windowed_attention`].
+pub fn windowed_attention_known(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    attention: &Attention,
+    output: Output,
+) -> Tensor<3> {
+    check(&q, &k, &v, attention);
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    let (out, lse) = (output.out.into_dispatch(), output.lse.into_dispatch());
+    Tensor::from_dispatch(Dispatch::windowed_attention_known(q, k, v, out, lse, attention.clone()))
+}
+
+fn check(q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>, attention: &Attention) {
     let ([tokens, query, dim], [_, kv, _]) = (q.dims(), k.dims());
     assert_eq!(k.dims(), [tokens, kv, dim], "windowed_attention: k does not fit q {:?}", q.dims());
     assert_eq!(v.dims(), k.dims(), "windowed_attention: k and v have one shape");
     assert!(kv > 0 && query % kv == 0, "windowed_attention: {query} query heads over {kv} key and value heads");
-    assert_eq!(segments.tokens(), tokens, "windowed_attention: the segments end where the tokens do");
-    assert_ne!(window, Some(0), "windowed_attention: a query sees itself, so a window is at least 1");
-    let attention = Attention { segments: segments.clone(), window, scale };
-    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(Dispatch::windowed_attention(q, k, v, attention))
+    assert_eq!(attention.segments.tokens(), tokens, "windowed_attention: the segments end where the tokens do");
+    assert_ne!(attention.window, Some(0), "windowed_attention: a query sees itself, so a window is at least 1");
 }

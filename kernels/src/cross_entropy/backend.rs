@@ -1,7 +1,7 @@
 //! Head and loss as operations of a burn backend.
 
 use super::{Head, cpu};
-use crate::flex::{Packed, float_tensor};
+use crate::flex::{Packed, float_tensor, zeros};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
 use burn_autodiff::Autodiff;
@@ -52,7 +52,7 @@ impl CrossEntropyOps for Flex {
         grad_scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (hidden, weight) = (Packed::new(hidden), Packed::new(weight));
-        let mut d_hidden = vec![0f32; hidden.f32().len()];
+        let mut d_hidden = zeros(hidden.f32().len());
         let gradient = cpu::Gradient { d_hidden: &mut d_hidden, scale: grad_scale as f32 };
         let loss = cpu::linear_cross_entropy(hidden.f32(), weight.weights(), &targets, head, Some(gradient));
         (float_tensor(loss, [targets.len()]), float_tensor(d_hidden, hidden.dims::<2>()))

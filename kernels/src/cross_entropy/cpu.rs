@@ -1,6 +1,7 @@
 //! Head and loss on f32 slices.
 
 use super::{Head, IGNORED};
+use crate::flex::unwritten;
 use crate::matmul::{Matrix, Weights, Write, par_matmul};
 use crate::simd::{self, Isa, vectorised};
 use rayon::prelude::*;
@@ -35,9 +36,9 @@ pub(crate) fn linear_cross_entropy(
     let classes = weight.len() / h;
     let weight = weight.matrix(classes, h);
     let rows = head.chunk_rows.min(kept.len());
-    let mut logits = vec![0f32; workspace_bytes(rows, classes) / size_of::<f32>()];
+    let mut logits = unwritten(workspace_bytes(rows, classes) / size_of::<f32>());
     // The chunk's hidden states, later their gradients.
-    let mut gathered = vec![0f32; rows * h];
+    let mut gathered = unwritten(rows * h);
     for kept in kept.chunks(rows) {
         let (gathered, logits) = (&mut gathered[..kept.len() * h], &mut logits[..kept.len() * classes]);
         for (values, &row) in gathered.chunks_exact_mut(h).zip(kept) {
@@ -90,7 +91,7 @@ fn row_loss(logits: &mut [f32], target: usize, softcap: Option<f64>, scale: Opti
 /// softcap(hidden W^T) for `hidden` `[n, h]`, `weight` `[v, h]`.
 pub(crate) fn logits(hidden: &[f32], weight: Weights, h: usize, softcap: Option<f64>) -> Vec<f32> {
     let (n, classes) = (hidden.len() / h, weight.len() / h);
-    let mut logits = vec![0f32; n * classes];
+    let mut logits = unwritten(n * classes);
     par_matmul(&[(Matrix::new(hidden, n, h), weight.matrix(classes, h).t())], &mut logits, Write::Set);
     if let Some(cap) = softcap {
         logits.par_chunks_mut(classes).for_each(|row| cap_logits(Isa::detect(), row, cap as f32));

@@ -1,5 +1,6 @@
 //! The gated linear unit on f32 slices.
 
+use crate::flex::unwritten;
 use crate::simd::{self, Isa, vectorised};
 use rayon::prelude::*;
 
@@ -47,7 +48,7 @@ vectorised! {
 /// gelu(gate) * up.
 pub(crate) fn geglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
     let isa = Isa::detect();
-    let mut out = vec![0f32; gate.len()];
+    let mut out = unwritten(gate.len());
     out.par_chunks_mut(CHUNK)
         .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)))
         .for_each(|(out, (gate, up))| geglu_into(isa, gate, up, out));
@@ -57,9 +58,15 @@ pub(crate) fn geglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
 /// Gradients to gate and up.
 pub(crate) fn geglu_backward(gate: &[f32], up: &[f32], d_out: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let isa = Isa::detect();
-    let (mut gate, mut up) = (gate.to_vec(), up.to_vec());
-    gate.par_chunks_mut(CHUNK)
-        .zip(up.par_chunks_mut(CHUNK).zip(d_out.par_chunks(CHUNK)))
-        .for_each(|(gate, (up, d_out))| geglu_backward_in_place(isa, gate, up, d_out));
-    (gate, up)
+    let (mut d_gate, mut d_up) = (unwritten(gate.len()), unwritten(up.len()));
+    d_gate
+        .par_chunks_mut(CHUNK)
+        .zip(d_up.par_chunks_mut(CHUNK))
+        .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)).zip(d_out.par_chunks(CHUNK)))
+        .for_each(|((d_gate, d_up), ((gate, up), d_out))| {
+            d_gate.copy_from_slice(gate);
+            d_up.copy_from_slice(up);
+            geglu_backward_in_place(isa, d_gate, d_up, d_out);
+        });
+    (d_gate, d_up)
 }

@@ -15,6 +15,9 @@ pub trait LinearOps: Backend {
     /// x W^T.
     fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// [`frozen_linear`](Self::frozen_linear) whose output `y` is known.
+    fn frozen_linear_known(x: FloatTensor<Self>, weight: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// Gradient of [`frozen_linear`](Self::frozen_linear) to `x`.
     fn frozen_linear_backward(weight: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
 
@@ -27,6 +30,19 @@ pub trait LinearOps: Backend {
         scale: f64,
         dropout: Option<Dropout>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `y`, where it and `inner` are known from [`lora_linear`](Self::lora_linear).
+    #[allow(clippy::too_many_arguments)]
+    fn lora_linear_known(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        inner: FloatTensor<Self>,
+        scale: f64,
+        dropout: Option<Dropout>,
+    ) -> FloatTensor<Self>;
 
     /// Gradients to `x`, `a` and `b`.
     #[allow(clippy::too_many_arguments)]
@@ -56,6 +72,10 @@ impl LinearOps for Flex {
         float_tensor(y, [n, output])
     }
 
+    fn frozen_linear_known(_: FloatTensor<Self>, _: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+        y
+    }
+
     fn frozen_linear_backward(weight: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (weight, d_y) = (Packed::new(weight), Packed::new(d_y));
         let ([n, output], [_, input]) = (d_y.dims(), weight.dims());
@@ -76,6 +96,19 @@ impl LinearOps for Flex {
         let adapter = adapter(&a, &b, scale, dropout);
         let (y, inner) = cpu::lora_linear(x.f32(), weight.weights(), &adapter, cpu::Shape { n, input, output });
         (float_tensor(y, [n, output]), float_tensor(inner, [n, adapter.rank]))
+    }
+
+    fn lora_linear_known(
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: f64,
+        _: Option<Dropout>,
+    ) -> FloatTensor<Self> {
+        y
     }
 
     fn lora_linear_backward(
@@ -146,10 +179,15 @@ impl<B: LinearOps> Backward<B, 3> for LoraLinearBackward {
 
 impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        let weight = weight.into_primitive();
+        let y = B::frozen_linear(x.clone().into_primitive(), weight.clone().into_primitive());
+        Self::frozen_linear_known(x, weight, Self::from_inner(y))
+    }
+
+    fn frozen_linear_known(x: FloatTensor<Self>, weight: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let y = y.into_primitive();
         match LinearBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(weight.clone(), B::frozen_linear(x.into_primitive(), weight)),
-            OpsKind::UnTracked(prep) => prep.finish(B::frozen_linear(x.into_primitive(), weight)),
+            OpsKind::Tracked(prep) => prep.finish(weight.into_primitive(), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
 
@@ -165,18 +203,29 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
         scale: f64,
         dropout: Option<Dropout>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [x_value, weight_value, a_value, b_value] = [&x, &weight, &a, &b].map(|t| t.clone().into_primitive());
+        let (y, inner) = B::lora_linear(x_value, weight_value, a_value, b_value, scale, dropout);
+        let inner = Self::from_inner(inner);
+        let y = Self::lora_linear_known(x, weight, a, b, Self::from_inner(y), inner.clone(), scale, dropout);
+        (y, inner)
+    }
+
+    fn lora_linear_known(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        inner: FloatTensor<Self>,
+        scale: f64,
+        dropout: Option<Dropout>,
+    ) -> FloatTensor<Self> {
         let prepared = LoraLinearBackward.prepare::<C>([x.node(), a.node(), b.node()]).compute_bound().stateful();
-        let (x, weight) = (x.into_primitive(), weight.into_primitive());
-        let (a, b) = (a.into_primitive(), b.into_primitive());
-        let (y, inner) = B::lora_linear(x.clone(), weight.clone(), a.clone(), b.clone(), scale, dropout);
-        let y = match prepared {
-            OpsKind::Tracked(prep) => {
-                let inner = inner.clone();
-                prep.finish(LoraLinearState { x, weight, a, b, inner, scale, dropout }, y)
-            }
+        let [x, weight, a, b, y, inner] = [x, weight, a, b, y, inner].map(|tensor| tensor.into_primitive());
+        match prepared {
+            OpsKind::Tracked(prep) => prep.finish(LoraLinearState { x, weight, a, b, inner, scale, dropout }, y),
             OpsKind::UnTracked(prep) => prep.finish(y),
-        };
-        (y, Self::from_inner(inner))
+        }
     }
 
     fn lora_linear_backward(

@@ -1,6 +1,7 @@
 //! The linear layer on f32 slices.
 
 use super::Dropout;
+use crate::flex::unwritten;
 use crate::matmul::{Matrix, Weights, Write, matmul, par_matmul};
 use crate::simd::{self, Isa, vectorised};
 use rayon::prelude::*;
@@ -28,14 +29,14 @@ const DROPOUT_ROWS: usize = 512;
 
 /// y = x W^T.
 pub(crate) fn linear(x: &[f32], weight: Weights, Shape { n, input, output }: Shape) -> Vec<f32> {
-    let mut y = vec![0f32; n * output];
+    let mut y = unwritten(n * output);
     par_matmul(&[(Matrix::new(x, n, input), weight.matrix(output, input).t())], &mut y, Write::Set);
     y
 }
 
 /// Gradient of [`linear`] to x: d_y W.
 pub(crate) fn linear_backward(weight: Weights, d_y: &[f32], Shape { n, input, output }: Shape) -> Vec<f32> {
-    let mut d_x = vec![0f32; n * input];
+    let mut d_x = unwritten(n * input);
     par_matmul(&[(Matrix::new(d_y, n, output), weight.matrix(output, input))], &mut d_x, Write::Set);
     d_x
 }
@@ -58,7 +59,7 @@ pub(crate) fn lora_linear(x: &[f32], weight: Weights, adapter: &Adapter, shape: 
         }
     }
     simd::scale(Isa::detect(), &mut inner, adapter.scale);
-    let mut y = vec![0f32; n * output];
+    let mut y = unwritten(n * output);
     let base = (Matrix::new(x, n, input), weight.matrix(output, input).t());
     let low_rank = (Matrix::new(&inner, n, rank), Matrix::new(adapter.b, output, rank).t().into());
     par_matmul(&[base, low_rank], &mut y, Write::Set);
@@ -82,7 +83,7 @@ pub(crate) fn lora_linear_backward(
     par_matmul(&[(d_y_matrix, b.into())], &mut d_inner, Write::Set);
     simd::scale(Isa::detect(), &mut d_inner, adapter.scale);
 
-    let mut d_x = vec![0f32; n * input];
+    let mut d_x = unwritten(n * input);
     let base = (d_y_matrix, weight.matrix(output, input));
     match adapter.dropout {
         None => par_matmul(&[base, (Matrix::new(&d_inner, n, rank), a.into())], &mut d_x, Write::Set),
@@ -103,27 +104,21 @@ pub(crate) fn lora_linear_backward(
     }
 
     let mut d_a = vec![0f32; rank * input];
-    let d_inner_t = transposed(&d_inner, n, rank);
+    let d_inner_t = Matrix::new(&d_inner, n, rank).t();
     match adapter.dropout {
-        None => {
-            par_matmul(&[(Matrix::new(&d_inner_t, rank, n), Matrix::new(x, n, input).into())], &mut d_a, Write::Set)
-        }
+        None => par_matmul(&[(d_inner_t, Matrix::new(x, n, input).into())], &mut d_a, Write::Set),
         Some(dropout) => {
             for (chunk, x) in x.chunks(DROPOUT_ROWS * input).enumerate() {
                 let (first, rows) = (chunk * DROPOUT_ROWS, x.len() / input);
                 let kept = drop_rows(x, input, first, dropout);
-                let left = transposed(&d_inner[first * rank..(first + rows) * rank], rows, rank);
-                par_matmul(
-                    &[(Matrix::new(&left, rank, rows), Matrix::new(&kept, rows, input).into())],
-                    &mut d_a,
-                    Write::Add,
-                );
+                let left = d_inner_t.col_range(first..first + rows);
+                par_matmul(&[(left, Matrix::new(&kept, rows, input).into())], &mut d_a, Write::Add);
             }
         }
     }
 
     let mut d_b_t = vec![0f32; rank * output];
-    par_matmul(&[(Matrix::new(&transposed(inner, n, rank), rank, n), d_y_matrix.into())], &mut d_b_t, Write::Set);
+    par_matmul(&[(Matrix::new(inner, n, rank).t(), d_y_matrix.into())], &mut d_b_t, Write::Set);
     (d_x, d_a, transposed(&d_b_t, rank, output))
 }
 

@@ -33,6 +33,15 @@ pub struct Adapter {
     pub dropout: Option<Dropout>,
 }
 
+/// What the layer computed in one pass, so that a second one over the same inputs need not.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// `[n, out]`.
+    pub y: Tensor<2>,
+    /// With an adapter, scale * drop(x) A^T: `[n, rank]`.
+    pub inner: Option<Tensor<2>>,
+}
+
 /// y = x W^T, plus the adapter's part: `[n, out]`, f32.
 ///
 /// `x` is `[n, in]` and `weight` `[out, in]`. Gradients go to `x` and to the adapter; the weight is frozen and never gets
@@ -41,15 +50,36 @@ pub struct Adapter {
 /// # Panics
 /// If the shapes do not fit together.
 pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -> Tensor<2> {
+    lora_linear_output(x, weight, adapter).y
+}
+
+/// [`lora_linear`], with what a second pass needs.
+pub fn lora_linear_output(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -> Output {
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    let y = match adapter {
-        None => Dispatch::frozen_linear(x, weight),
+    match adapter {
+        None => Output { y: Tensor::from_dispatch(Dispatch::frozen_linear(x, weight)), inner: None },
         Some(Adapter { a, b, scale, dropout }) => {
             let (a, b) = (a.clone().into_dispatch(), b.clone().into_dispatch());
-            Dispatch::lora_linear(x, weight, a, b, *scale, *dropout).0
+            let (y, inner) = Dispatch::lora_linear(x, weight, a, b, *scale, *dropout);
+            Output { y: Tensor::from_dispatch(y), inner: Some(Tensor::from_dispatch(inner)) }
         }
-    };
-    Tensor::from_dispatch(y)
+    }
+}
+
+/// [`lora_linear`] whose `output` is known: only its gradients are still computed.
+///
+/// # Panics
+/// If `output` is not one of a call with an adapter, or without one, as this is.
+pub fn lora_linear_known(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>, output: Output) -> Tensor<2> {
+    let (x, weight, y) = (x.into_dispatch(), weight.into_dispatch(), output.y.into_dispatch());
+    Tensor::from_dispatch(match (adapter, output.inner) {
+        (None, None) => Dispatch::frozen_linear_known(x, weight, y),
+        (Some(Adapter { a, b, scale, dropout }), Some(inner)) => {
+            let (a, b) = (a.clone().into_dispatch(), b.clone().into_dispatch());
+            Dispatch::lora_linear_known(x, weight, a, b, y, inner.into_dispatch(), *scale, *dropout)
+        }
+        _ => panic!("lora_linear_known: the output is of a call with another adapter"),
+    })
 }
 
 #[cfg(test)]

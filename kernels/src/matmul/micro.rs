@@ -1,6 +1,6 @@
-//! The register tile: up to 6 rows times up to 64 columns, summed down the depth of one packed panel.
+//! The register tile: up to 6 rows times up to 64 columns, summed down the depth of one panel.
 
-use super::pack::{COLS, LANES, Lanes, vectors};
+use super::pack::{COLS, LANES, vectors};
 use crate::simd::Isa;
 
 /// Rows of a full tile: 6 x 4 sums of 16 lanes fill 24 of the 32 AVX-512 registers.
@@ -8,11 +8,16 @@ pub(super) const ROWS: usize = 6;
 
 /// One tile of a product.
 pub(super) struct Tile<'a> {
-    /// Left operand from the tile's first row and the block's first depth on; rows `lhs_stride` apart.
+    /// Left operand from the tile's first row and the block's first depth on.
     pub(super) lhs: &'a [f32],
+    /// How far apart its rows are.
     pub(super) lhs_stride: usize,
-    /// Right operand, packed: `vectors(cols)` vectors per step of depth.
-    pub(super) panel: &'a [Lanes],
+    /// How far apart its depths are.
+    pub(super) lhs_step: usize,
+    /// Right operand: `vectors(cols)` vectors per step of depth.
+    pub(super) panel: &'a [f32],
+    /// How far apart its depths are.
+    pub(super) panel_step: usize,
     pub(super) depth: usize,
     /// 1 to `ROWS`.
     pub(super) rows: usize,
@@ -47,8 +52,9 @@ impl Tile<'_> {
     /// `out` must be valid for reads and writes of `rows` rows of `cols` values, `out_stride` apart, and the CPU must
     /// have the instructions of `isa`.
     pub(super) unsafe fn run(&self, isa: Isa) {
-        assert!(self.lhs.len() >= (self.rows - 1) * self.lhs_stride + self.depth);
-        assert!(self.panel.len() >= self.depth * vectors(self.cols));
+        let last_depth = self.depth - 1;
+        assert!(self.lhs.len() > (self.rows - 1) * self.lhs_stride + last_depth * self.lhs_step);
+        assert!(self.panel.len() >= last_depth * self.panel_step + vectors(self.cols) * LANES);
         // SAFETY: the operands are long enough (asserted); the output and the CPU are the caller's promise.
         unsafe {
             match isa {
@@ -70,19 +76,22 @@ unsafe fn avx512<const R: usize, const V: usize>(tile: &Tile) {
     use std::arch::x86_64::*;
     // SAFETY: `Tile::run` checked the lengths of both operands; masked lanes of the output are not accessed.
     unsafe {
-        let (lhs, panel) = (tile.lhs.as_ptr(), tile.panel.as_ptr().cast::<f32>());
+        let (mut lhs, mut panel) = (tile.lhs.as_ptr(), tile.panel.as_ptr());
         let mut sums = [[_mm512_setzero_ps(); V]; R];
-        for step in 0..tile.depth {
+        for _ in 0..tile.depth {
             let mut right = [_mm512_setzero_ps(); V];
             for (v, right) in right.iter_mut().enumerate() {
-                *right = _mm512_load_ps(panel.add((step * V + v) * LANES));
+                *right = _mm512_loadu_ps(panel.add(v * LANES));
             }
             for (row, sums) in sums.iter_mut().enumerate() {
-                let left = _mm512_set1_ps(*lhs.add(row * tile.lhs_stride + step));
+                let left = _mm512_set1_ps(*lhs.add(row * tile.lhs_stride));
                 for v in 0..V {
                     sums[v] = _mm512_fmadd_ps(left, right[v], sums[v]);
                 }
             }
+            // The last step leaves them past the end, where nothing is read.
+            lhs = lhs.wrapping_add(tile.lhs_step);
+            panel = panel.wrapping_add(tile.panel_step);
         }
         let last: __mmask16 = u16::MAX >> (V * LANES - tile.cols);
         for (row, sums) in sums.iter().enumerate() {
@@ -121,9 +130,9 @@ unsafe fn scalar<const R: usize, const V: usize>(tile: &Tile, multiply_add: impl
     for v in 0..V {
         let mut sums = [[0f32; LANES]; R];
         for step in 0..tile.depth {
-            let right = &tile.panel[step * V + v].0;
+            let right = &tile.panel[step * tile.panel_step + v * LANES..][..LANES];
             for (row, sums) in sums.iter_mut().enumerate() {
-                let left = tile.lhs[row * tile.lhs_stride + step];
+                let left = tile.lhs[row * tile.lhs_stride + step * tile.lhs_step];
                 for lane in 0..LANES {
                     sums[lane] = multiply_add(left, right[lane], sums[lane]);
                 }

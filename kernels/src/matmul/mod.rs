@@ -9,7 +9,7 @@
 //!
 //! The scheme is the usual one (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008): the
 //! right operand is packed into panels of 64 columns that stay in the second-level cache, and a register tile of 6 rows
-//! runs down the depth. The left operand is read in place.
+//! runs down the depth. The left operand is read in place; so is the right one where there are too few rows to repay packing.
 
 mod micro;
 mod pack;
@@ -174,7 +174,7 @@ pub enum Write {
 }
 
 /// out = lhs * rhs (or out += lhs * rhs) on the calling thread. `out` is row-major `[lhs.rows, rhs.cols]`; `lhs` must not
-/// be a transpose.
+/// be a transpose where `rhs` is bf16.
 ///
 /// # Panics
 /// If the shapes do not fit together.
@@ -221,7 +221,7 @@ pub fn par_matmul(products: &[(Matrix, Right)], out: &mut [f32], write: Write) {
 }
 
 fn check(lhs: Matrix, rhs: Right, out_len: usize, cols: usize) {
-    assert!(!lhs.transposed, "the left operand must be row-major");
+    assert!(!lhs.transposed || matches!(rhs, Right::F32(_)), "the left operand of bf16 must be row-major");
     assert_eq!(lhs.cols, rhs.rows(), "the operands differ in depth");
     assert_eq!(out_len, lhs.rows * cols, "the output has the wrong size");
 }
@@ -267,7 +267,7 @@ thread_local! {
 ///
 /// # Safety
 /// `out` must be valid for writes (and reads) of `lhs.rows` rows of `rhs.cols` values, `out_stride` apart, that nobody
-/// else touches meanwhile. The operands must agree in depth, and `lhs` must not be transposed.
+/// else touches meanwhile. The operands must agree in depth, and `lhs` must not be transposed where `rhs` is bf16.
 unsafe fn product(isa: Isa, lhs: Matrix, rhs: Right, out: *mut f32, out_stride: usize, write: Write) {
     if lhs.rows == 0 || rhs.cols() == 0 {
         return;
@@ -284,6 +284,7 @@ unsafe fn product(isa: Isa, lhs: Matrix, rhs: Right, out: *mut f32, out_stride: 
     // SAFETY: passed on; the instructions of the second are there where it is chosen.
     unsafe {
         match rhs {
+            Right::F32(rhs) if readable_in_place(lhs, rhs) => in_place(isa, lhs, rhs, out, out_stride, write),
             Right::F32(rhs) => widened(isa, lhs, rhs, out, out_stride, write),
             #[cfg(target_arch = "x86_64")]
             Right::Bf16(rhs) if isa.multiplies_bf16() => {
@@ -294,6 +295,69 @@ unsafe fn product(isa: Isa, lhs: Matrix, rhs: Right, out: *mut f32, out_stride: 
     }
 }
 
+/// Whether packing the right operand would cost more than reading it a few times where it lies.
+fn readable_in_place(lhs: Matrix, rhs: Matrix) -> bool {
+    lhs.rows <= 3 * micro::ROWS && !rhs.transposed && rhs.cols.is_multiple_of(pack::LANES)
+}
+
+/// [`product`] without packing.
+///
+/// # Safety
+/// See [`product`]; and [`readable_in_place`].
+unsafe fn in_place(isa: Isa, lhs: Matrix, rhs: Matrix, out: *mut f32, out_stride: usize, write: Write) {
+    for first_col in (0..rhs.cols).step_by(COLS) {
+        for first_depth in (0..lhs.cols).step_by(DEPTH) {
+            let panel = Panel {
+                values: &rhs.data[first_depth * rhs.stride + first_col..],
+                step: rhs.stride,
+                depths: first_depth..lhs.cols.min(first_depth + DEPTH),
+                cols: COLS.min(rhs.cols - first_col),
+                accumulate: write == Write::Add || first_depth > 0,
+            };
+            for first_row in (0..lhs.rows).step_by(micro::ROWS) {
+                // SAFETY: inside the output, by the caller's promise.
+                unsafe { panel.multiply(isa, lhs, first_row, out.add(first_col), out_stride) };
+            }
+        }
+    }
+}
+
+/// Some columns of the right operand, up to `COLS`, for a range of depths.
+struct Panel<'a> {
+    values: &'a [f32],
+    /// How far apart the depths are.
+    step: usize,
+    depths: Range<usize>,
+    cols: usize,
+    accumulate: bool,
+}
+
+impl Panel<'_> {
+    /// The product of the row tile of `lhs` from `first_row` on, into those rows of `out`.
+    ///
+    /// # Safety
+    /// See [`product`], for the panel's columns alone.
+    unsafe fn multiply(&self, isa: Isa, lhs: Matrix, first_row: usize, out: *mut f32, out_stride: usize) {
+        let (lhs_stride, lhs_step) = if lhs.transposed { (1, lhs.stride) } else { (lhs.stride, 1) };
+        let tile = Tile {
+            lhs: &lhs.data[first_row * lhs_stride + self.depths.start * lhs_step..],
+            lhs_stride,
+            lhs_step,
+            panel: self.values,
+            panel_step: self.step,
+            depth: self.depths.len(),
+            rows: micro::ROWS.min(lhs.rows - first_row),
+            cols: self.cols,
+            // SAFETY: inside the output, by the caller's promise.
+            out: unsafe { out.add(first_row * out_stride) },
+            out_stride,
+            accumulate: self.accumulate,
+        };
+        // SAFETY: the tile lies inside the output, and `isa` was found on this CPU.
+        unsafe { tile.run(isa) };
+    }
+}
+
 /// [`product`] in f32, whatever the right operand is stored as.
 ///
 /// # Safety
@@ -301,30 +365,22 @@ unsafe fn product(isa: Isa, lhs: Matrix, rhs: Right, out: *mut f32, out_stride: 
 unsafe fn widened<T: Value>(isa: Isa, lhs: Matrix, rhs: Matrix<T>, out: *mut f32, out_stride: usize, write: Write) {
     PANELS.with_borrow_mut(|panels| {
         for first_col in (0..rhs.cols).step_by(pack::BLOCK_COLS) {
-            let cols = pack::BLOCK_COLS.min(rhs.cols - first_col);
+            let block_cols = pack::BLOCK_COLS.min(rhs.cols - first_col);
             for first_depth in (0..lhs.cols).step_by(DEPTH) {
-                let depth = DEPTH.min(lhs.cols - first_depth);
-                let block = rhs.col_range(first_col..first_col + cols).row_range(first_depth..first_depth + depth);
-                panels.pack(isa, block);
-                let accumulate = write == Write::Add || first_depth > 0;
+                let depths = first_depth..lhs.cols.min(first_depth + DEPTH);
+                panels.pack(isa, rhs.col_range(first_col..first_col + block_cols).row_range(depths.clone()));
                 for first_row in (0..lhs.rows).step_by(micro::ROWS) {
-                    let rows = micro::ROWS.min(lhs.rows - first_row);
-                    let lhs_rows = &lhs.data[first_row * lhs.stride + first_depth..];
-                    for panel_col in (0..cols).step_by(COLS) {
-                        let tile = Tile {
-                            lhs: lhs_rows,
-                            lhs_stride: lhs.stride,
-                            panel: panels.panel(panel_col),
-                            depth,
-                            rows,
-                            cols: COLS.min(cols - panel_col),
-                            // SAFETY: inside the output, by the caller's promise.
-                            out: unsafe { out.add(first_row * out_stride + first_col + panel_col) },
-                            out_stride,
-                            accumulate,
+                    for panel_col in (0..block_cols).step_by(COLS) {
+                        let cols = COLS.min(block_cols - panel_col);
+                        let panel = Panel {
+                            values: panels.panel(panel_col),
+                            step: pack::vectors(cols) * pack::LANES,
+                            depths: depths.clone(),
+                            cols,
+                            accumulate: write == Write::Add || first_depth > 0,
                         };
-                        // SAFETY: the tile lies inside the output, and `isa` was found on this CPU.
-                        unsafe { tile.run(isa) };
+                        // SAFETY: inside the output, by the caller's promise.
+                        unsafe { panel.multiply(isa, lhs, first_row, out.add(first_col + panel_col), out_stride) };
                     }
                 }
             }

@@ -39,7 +39,7 @@ pub(super) const BLOCK_COLS: usize = 128;
 
 /// One vector of packed values, aligned so that a load never straddles a cache line.
 #[derive(Clone, Copy)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(super) struct Lanes(pub(super) [f32; LANES]);
 
 /// Panels of the current block. Panel p holds columns 64 p and on as `[depth][width / 16]` vectors, padded with zeros.
@@ -75,8 +75,10 @@ impl PackBuffer {
     }
 
     /// The panel that starts at column `first` of the block, a multiple of `COLS`.
-    pub(super) fn panel(&self, first: usize) -> &[Lanes] {
-        &self.lanes[first / LANES * self.depth..]
+    pub(super) fn panel(&self, first: usize) -> &[f32] {
+        let lanes = &self.lanes[first / LANES * self.depth..];
+        // SAFETY: a `Lanes` is 16 f32 and nothing else: 64 bytes at an alignment of 64 leave no padding.
+        unsafe { std::slice::from_raw_parts(lanes.as_ptr().cast(), lanes.len() * LANES) }
     }
 }
 

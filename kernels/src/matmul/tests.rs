@@ -30,13 +30,24 @@ fn sets_and_adds(isa: Isa, lhs: Matrix, rhs: Right, exact: &[f64]) {
 
 #[test]
 fn every_instruction_set_agrees_with_f64_on_odd_shapes() {
-    for [m, n, k] in [[1, 1, 1], [7, 65, 3], [6, 64, 512], [13, 16, 513], [5, 130, 1100], [3, 200, 40], [100, 17, 64]] {
+    for [m, n, k] in [
+        [1, 1, 1],
+        [7, 65, 3],
+        [6, 64, 512],
+        [13, 16, 513],
+        [5, 130, 1100],
+        [3, 200, 40],
+        [100, 17, 64],
+        [16, 192, 1100],
+    ] {
         let (lhs, rhs) = (randoms(m * k, 1), randoms(k * n, 2));
         let exact = reference(&lhs, &rhs, [m, n, k]);
-        let rhs_t = transpose(&rhs, k, n);
+        let (lhs_t, rhs_t) = (transpose(&lhs, m, k), transpose(&rhs, k, n));
         for isa in Isa::available() {
             for right in [Matrix::new(&rhs, k, n), Matrix::new(&rhs_t, n, k).t()].map(Right::F32) {
-                sets_and_adds(isa, Matrix::new(&lhs, m, k), right, &exact);
+                for left in [Matrix::new(&lhs, m, k), Matrix::new(&lhs_t, k, m).t()] {
+                    sets_and_adds(isa, left, right, &exact);
+                }
             }
         }
     }
@@ -44,7 +55,8 @@ fn every_instruction_set_agrees_with_f64_on_odd_shapes() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
-    let [m, n, k] = [1000, 200, 700];
+    // A multiple of 16 columns: few rows then read the right operand in place, many have it packed.
+    let [m, n, k] = [1000, 208, 700];
     let (lhs, rhs) = (randoms(m * k, 3), randoms(k * n, 4));
     let (left, right) = (Matrix::new(&lhs, m, k), Matrix::new(&rhs, k, n));
     let mut all = vec![0f32; m * n];

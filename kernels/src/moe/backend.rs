@@ -3,7 +3,7 @@
 use super::cpu;
 use crate::flex::{Packed, float_tensor, int_tensor};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Flex, backend_extension};
+use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
@@ -34,6 +34,16 @@ pub trait MoeOps: Backend {
         experts: IntTensor<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// [`moe_experts`](Self::moe_experts) whose output `out` is known.
+    fn moe_experts_known(
+        x: FloatTensor<Self>,
+        weights: FloatTensor<Self>,
+        experts: IntTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        out: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 
     /// Gradients to `x` and `weights`.
@@ -90,6 +100,17 @@ impl MoeOps for Flex {
         let [_, top_k] = experts.dims();
         let choice = cpu::Choice { weights: weights.f32(), experts: experts.i32(), top_k };
         float_tensor(cpu::experts(x.f32(), choice, bank(&gate_up, &down)), x.dims::<2>())
+    }
+
+    fn moe_experts_known(
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: IntTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        out
     }
 
     fn moe_experts_backward(
@@ -192,10 +213,22 @@ impl<B: MoeOps, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
+        let [x_value, weights_value] = [&x, &weights].map(|tensor| tensor.clone().into_primitive());
+        let [gate_up_value, down_value] = [&gate_up, &down].map(|tensor| tensor.clone().into_primitive());
+        let out = B::moe_experts(x_value, weights_value, experts.clone(), gate_up_value, down_value);
+        Self::moe_experts_known(x, weights, experts, gate_up, down, Self::from_inner(out))
+    }
+
+    fn moe_experts_known(
+        x: FloatTensor<Self>,
+        weights: FloatTensor<Self>,
+        experts: IntTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
         let prepared = ExpertsBackward.prepare::<C>([x.node(), weights.node()]).compute_bound().stateful();
-        let (x, weights) = (x.into_primitive(), weights.into_primitive());
-        let (gate_up, down) = (gate_up.into_primitive(), down.into_primitive());
-        let out = B::moe_experts(x.clone(), weights.clone(), experts.clone(), gate_up.clone(), down.clone());
+        let [x, weights, gate_up, down, out] = [x, weights, gate_up, down, out].map(|tensor| tensor.into_primitive());
         match prepared {
             OpsKind::Tracked(prep) => prep.finish(ExpertsState { x, weights, experts, gate_up, down }, out),
             OpsKind::UnTracked(prep) => prep.finish(out),

@@ -5,6 +5,7 @@
 //! shared between tasks; all of them take the same time whatever the router chose; and each token's sum is in the order
 //! of the experts' indices however the tokens are split.
 
+use crate::flex::zeros;
 use crate::glu::cpu::{geglu_backward_in_place, geglu_into};
 use crate::matmul::{Matrix, Right, Weights, Write, matmul};
 use crate::simd::{self, Isa, vectorised};
@@ -124,7 +125,7 @@ impl<'a> Choice<'a> {
 
 /// The weighted sum of the chosen experts' outputs for each row of `x` `[n, hidden]`.
 pub(crate) fn experts(x: &[f32], choice: Choice, bank: Bank) -> Vec<f32> {
-    let mut out = vec![0f32; x.len()];
+    let mut out = zeros(x.len());
     let tokens = task_tokens(x.len() / bank.hidden);
     let chunk = tokens * bank.hidden;
     out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(task, (out, x))| {
@@ -163,7 +164,7 @@ fn task_forward(x: &[f32], choice: Choice, bank: Bank, out: &mut [f32]) {
 
 /// Gradients to x `[n, hidden]` and to the weights `[n, top_k]`.
 pub(crate) fn experts_backward(x: &[f32], choice: Choice, bank: Bank, d_out: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let mut d_x = vec![0f32; x.len()];
+    let mut d_x = zeros(x.len());
     let mut d_weights = vec![0f32; choice.weights.len()];
     let tokens = task_tokens(x.len() / bank.hidden);
     let chunk = tokens * bank.hidden;

@@ -43,11 +43,7 @@ pub fn route(logits: Tensor<2>, per_expert_scale: Tensor<1>, top_k: usize) -> Ro
 /// # Panics
 /// If the shapes do not fit together or the routing names an expert that does not exist.
 pub fn experts(x: Tensor<2>, routing: &Routing, gate_up: Tensor<3>, down: Tensor<3>) -> Tensor<2> {
-    let ([n, hidden], [count, rows, cols]) = (x.dims(), gate_up.dims());
-    assert_eq!((rows % 2, cols), (0, hidden), "gate_up must be [e, 2 i, {hidden}]");
-    assert_eq!(down.dims(), [count, hidden, rows / 2], "down must be [{count}, {hidden}, {}]", rows / 2);
-    assert_eq!(routing.weights.dims(), routing.experts.dims(), "a weight for each chosen expert");
-    assert_eq!(routing.weights.dims()[0], n, "a choice for each token");
+    check(&x, routing, &gate_up, &down);
     Tensor::from_dispatch(Dispatch::moe_experts(
         x.into_dispatch(),
         routing.weights.clone().into_dispatch(),
@@ -55,6 +51,37 @@ pub fn experts(x: Tensor<2>, routing: &Routing, gate_up: Tensor<3>, down: Tensor
         gate_up.into_dispatch(),
         down.into_dispatch(),
     ))
+}
+
+/// [`experts`] whose output `out` `[n, h]` is known from an earlier pass over the same inputs: only its gradients are
+/// still computed.
+///
+/// # Panics
+/// As [`experts`].
+pub fn experts_known(
+    x: Tensor<2>,
+    routing: &Routing,
+    gate_up: Tensor<3>,
+    down: Tensor<3>,
+    out: Tensor<2>,
+) -> Tensor<2> {
+    check(&x, routing, &gate_up, &down);
+    Tensor::from_dispatch(Dispatch::moe_experts_known(
+        x.into_dispatch(),
+        routing.weights.clone().into_dispatch(),
+        routing.experts.clone().into_dispatch(),
+        gate_up.into_dispatch(),
+        down.into_dispatch(),
+        out.into_dispatch(),
+    ))
+}
+
+fn check(x: &Tensor<2>, routing: &Routing, gate_up: &Tensor<3>, down: &Tensor<3>) {
+    let ([n, hidden], [count, rows, cols]) = (x.dims(), gate_up.dims());
+    assert_eq!((rows % 2, cols), (0, hidden), "gate_up must be [e, 2 i, {hidden}]");
+    assert_eq!(down.dims(), [count, hidden, rows / 2], "down must be [{count}, {hidden}, {}]", rows / 2);
+    assert_eq!(routing.weights.dims(), routing.experts.dims(), "a weight for each chosen expert");
+    assert_eq!(routing.weights.dims()[0], n, "a choice for each token");
 }
 
 #[cfg(test)]

@@ -1,16 +1,17 @@
 //! How burn calls the normalisation: the dispatched operation, its kernels per backend, and its gradient.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, DType, Flex, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_flex::FlexTensor;
 
-use super::cpu;
+use super::cpu::{self, Residual};
+use crate::flex::{float_tensor, unwritten};
 
-/// The differentiable operation, dispatched at run time to the tensor's backend.
+/// The differentiable operations, dispatched at run time to the tensor's backend.
 #[backend_extension(Autodiff, Flex)]
 pub trait RmsNormOps: Backend {
     /// See [`rms_norm`](super::rms_norm).
@@ -18,47 +19,68 @@ pub trait RmsNormOps: Backend {
 
     /// The same without a weight: the dispatch takes no optional tensors.
     fn rms_norm_weightless(x: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+
+    /// See [`rms_norm_residual`](super::rms_norm_residual).
+    fn rms_norm_residual(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        eps: f64,
+        scale: f32,
+    ) -> FloatTensor<Self>;
 }
 
 /// What a backend implements: both directions, without automatic differentiation.
 pub trait RmsNormKernel: Backend {
-    /// `y [rows, dim]` from `x [rows, dim]` and `weight [dim]`.
-    fn forward(x: FloatTensor<Self>, weight: Option<FloatTensor<Self>>, eps: f64) -> FloatTensor<Self>;
+    /// `y [rows, dim]` from `x [rows, dim]` and `weight [dim]`; with a residual and a scale, `(residual + y) * scale`.
+    fn forward(
+        x: FloatTensor<Self>,
+        weight: Option<FloatTensor<Self>>,
+        eps: f64,
+        residual: Option<(FloatTensor<Self>, f32)>,
+    ) -> FloatTensor<Self>;
 
-    /// `dx [rows, dim]` from `x`, `weight` and `dy [rows, dim]`.
+    /// `scale` times `dx [rows, dim]` from `x`, `weight` and `dy [rows, dim]`.
     fn backward(
         x: FloatTensor<Self>,
         weight: Option<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
         eps: f64,
+        scale: f32,
     ) -> FloatTensor<Self>;
 }
 
 impl RmsNormKernel for Flex {
-    fn forward(x: FlexTensor, weight: Option<FlexTensor>, eps: f64) -> FlexTensor {
+    fn forward(x: FlexTensor, weight: Option<FlexTensor>, eps: f64, residual: Option<(FlexTensor, f32)>) -> FlexTensor {
         let (x, weight) = (x.to_contiguous(), weight.map(|w| w.to_contiguous()));
-        let mut y = FlexTensor::empty(x.shape(), DType::F32);
-        cpu::forward(x.storage(), weight.as_ref().map(|w| w.storage()), x.shape()[1], eps, y.storage_mut());
-        y
+        let residual = residual.map(|(values, scale)| (values.to_contiguous(), scale));
+        let residual = residual.as_ref().map(|(values, scale)| Residual { values: values.storage(), scale: *scale });
+        let mut y = unwritten(x.shape().num_elements());
+        cpu::forward(x.storage(), weight.as_ref().map(|w| w.storage()), x.shape()[1], eps, residual, &mut y);
+        float_tensor(y, x.shape())
     }
 
-    fn backward(x: FlexTensor, weight: Option<FlexTensor>, dy: FlexTensor, eps: f64) -> FlexTensor {
+    fn backward(x: FlexTensor, weight: Option<FlexTensor>, dy: FlexTensor, eps: f64, scale: f32) -> FlexTensor {
         let (x, weight) = (x.to_contiguous(), weight.map(|w| w.to_contiguous()));
         let dy = dy.to_contiguous();
-        let mut dx = FlexTensor::empty(x.shape(), DType::F32);
+        let mut dx = unwritten(x.shape().num_elements());
         let weight = weight.as_ref().map(|w| w.storage());
-        cpu::backward(x.storage(), weight, dy.storage(), x.shape()[1], eps, dx.storage_mut());
-        dx
+        cpu::backward(x.storage(), weight, dy.storage(), x.shape()[1], eps, scale, &mut dx);
+        float_tensor(dx, x.shape())
     }
 }
 
 impl RmsNormOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, eps: f64) -> FlexTensor {
-        Self::forward(x, Some(weight), eps)
+        Self::forward(x, Some(weight), eps, None)
     }
 
     fn rms_norm_weightless(x: FlexTensor, eps: f64) -> FlexTensor {
-        Self::forward(x, None, eps)
+        Self::forward(x, None, eps, None)
+    }
+
+    fn rms_norm_residual(x: FlexTensor, weight: FlexTensor, residual: FlexTensor, eps: f64, scale: f32) -> FlexTensor {
+        Self::forward(x, Some(weight), eps, Some((residual, scale)))
     }
 }
 
@@ -73,7 +95,28 @@ impl<B: RmsNormKernel> Backward<B, 1> for RmsNormBackward {
         let (x, weight, eps) = ops.state;
         let x: FloatTensor<B> = checkpointer.retrieve_node_output(x);
         if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, B::backward(x, weight, dy, eps));
+            grads.register::<B>(parent.id, B::backward(x, weight, dy, eps, 1.0));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct RmsNormResidualBackward;
+
+impl<B: RmsNormKernel> Backward<B, 2> for RmsNormResidualBackward {
+    type State = (NodeId, FloatTensor<B>, f64, f32);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (x, weight, eps, scale) = ops.state;
+        let x: FloatTensor<B> = checkpointer.retrieve_node_output(x);
+        let [x_parent, residual] = ops.parents;
+        if let Some(parent) = x_parent {
+            grads.register::<B>(parent.id, B::backward(x, Some(weight), dy.clone(), eps, scale));
+        }
+        if let Some(parent) = residual {
+            let d_residual = if scale == 1.0 { dy } else { B::float_mul_scalar(dy, scale.into()) };
+            grads.register::<B>(parent.id, d_residual);
         }
     }
 }
@@ -86,6 +129,26 @@ impl<B: RmsNormKernel, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
     fn rms_norm_weightless(x: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         tracked::<B, C>(x, None, eps)
     }
+
+    fn rms_norm_residual(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        eps: f64,
+        scale: f32,
+    ) -> FloatTensor<Self> {
+        let weight = weight.into_primitive();
+        let run = |x: FloatTensor<Self>, weight, residual: FloatTensor<Self>| {
+            B::forward(x.into_primitive(), Some(weight), eps, Some((residual.into_primitive(), scale)))
+        };
+        match RmsNormResidualBackward.prepare::<C>([x.node(), residual.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let state = (prep.checkpoint(&x), weight.clone(), eps, scale);
+                prep.finish(state, run(x, weight, residual))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(run(x, weight, residual)),
+        }
+    }
 }
 
 fn tracked<B: RmsNormKernel, C: CheckpointStrategy>(
@@ -96,9 +159,9 @@ fn tracked<B: RmsNormKernel, C: CheckpointStrategy>(
     match RmsNormBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let state = (prep.checkpoint(&x), weight.clone(), eps);
-            let y = B::forward(x.into_primitive(), weight, eps);
+            let y = B::forward(x.into_primitive(), weight, eps, None);
             prep.finish(state, y)
         }
-        OpsKind::UnTracked(prep) => prep.finish(B::forward(x.into_primitive(), weight, eps)),
+        OpsKind::UnTracked(prep) => prep.finish(B::forward(x.into_primitive(), weight, eps, None)),
     }
 }

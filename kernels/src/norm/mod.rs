@@ -26,3 +26,18 @@ pub fn rms_norm(x: Tensor<2>, weight: Option<Tensor<1>>, eps: f64) -> Tensor<2> 
         None => Dispatch::rms_norm_weightless(x.into_dispatch(), eps),
     })
 }
+
+/// `(residual + rms_norm(x)) * scale`: the end of a block of a residual network, in one pass.
+///
+/// `x` and `residual` are `[rows, dim]`, f32, and `weight` is `[dim]`. Gradients flow to `x` and to `residual`; `x` is all
+/// that is kept.
+///
+/// # Panics
+/// If the shapes do not fit together, or on a dtype other than f32.
+pub fn rms_norm_residual(x: Tensor<2>, weight: Tensor<1>, eps: f64, residual: Tensor<2>, scale: f32) -> Tensor<2> {
+    let [rows, dim] = x.dims();
+    assert_eq!(weight.dims(), [dim], "rms_norm_residual: the weight has one value per column of x");
+    assert_eq!(residual.dims(), [rows, dim], "rms_norm_residual: the residual has the shape of x");
+    let (x, weight, residual) = (x.into_dispatch(), weight.into_dispatch(), residual.into_dispatch());
+    Tensor::from_dispatch(Dispatch::rms_norm_residual(x, weight, residual, eps, scale))
+}

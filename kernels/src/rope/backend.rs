@@ -1,7 +1,7 @@
 //! How burn calls the rotation: the dispatched operation, its kernels per backend, and its gradient.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, DType, Flex, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
@@ -9,6 +9,7 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_flex::FlexTensor;
 
 use super::cpu::{self, Direction};
+use crate::flex::{float_tensor, unwritten};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
 #[backend_extension(Autodiff, Flex)]
@@ -31,10 +32,10 @@ pub trait RopeKernel: Backend {
 impl RopeKernel for Flex {
     fn rotate(x: FlexTensor, cos: FlexTensor, sin: FlexTensor, direction: Direction) -> FlexTensor {
         let (x, cos, sin) = (x.to_contiguous(), cos.to_contiguous(), sin.to_contiguous());
-        let mut y = FlexTensor::empty(x.shape(), DType::F32);
+        let mut y = unwritten(x.shape().num_elements());
         let [heads, head_dim] = [x.shape()[1], x.shape()[2]];
-        cpu::rotate(x.storage(), cos.storage(), sin.storage(), [heads, head_dim], direction, y.storage_mut());
-        y
+        cpu::rotate(x.storage(), cos.storage(), sin.storage(), [heads, head_dim], direction, &mut y);
+        float_tensor(y, x.shape())
     }
 }
 

@@ -1,4 +1,5 @@
-use tunehost_kernels::norm::{cpu, reference, rms_norm};
+use tunehost_kernels::cotangent::pull_back;
+use tunehost_kernels::norm::{cpu, reference, rms_norm, rms_norm_residual};
 
 use super::{assert_close, assert_gradient, read, tensor, values, weighted_sum, widen, with_threads};
 
@@ -12,8 +13,8 @@ fn cpu_agrees_with_the_reference() {
         for weight in [None, Some(&w[..])] {
             let wide = weight.map(widen);
             let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-            cpu::forward(&x, weight, dim, EPS, &mut y);
-            cpu::backward(&x, weight, &dy, dim, EPS, &mut dx);
+            cpu::forward(&x, weight, dim, EPS, None, &mut y);
+            cpu::backward(&x, weight, &dy, dim, EPS, 1.0, &mut dx);
             assert_close("y", &y, &reference::forward(&widen(&x), wide.as_deref(), dim, EPS), 1e-6);
             let want = reference::backward(&widen(&x), wide.as_deref(), &widen(&dy), dim, EPS);
             assert_close("dx", &dx, &want, 2e-6);
@@ -46,11 +47,32 @@ fn the_tensor_operation_has_the_reference_gradient() {
 }
 
 #[test]
+fn a_residual_and_a_scale_give_what_three_operations_give() {
+    for [rows, dim] in SHAPES {
+        let (x, residual, dy, w) =
+            (values(1, rows * dim), values(2, rows * dim), values(3, rows * dim), values(4, dim));
+        for scale in [1.0, 0.625] {
+            let at = [&x, &residual].map(|values| tensor(values, [rows, dim]).require_grad());
+            let y = rms_norm_residual(at[0].clone(), tensor(&w, [dim]), EPS, at[1].clone(), scale);
+            let normed = reference::forward(&widen(&x), Some(&widen(&w)), dim, EPS);
+            let want: Vec<f64> =
+                normed.iter().zip(&residual).map(|(a, &b)| (a + f64::from(b)) * f64::from(scale)).collect();
+            assert_close("y", &read(y.clone()), &want, 1e-6);
+            let gradients = pull_back(y, tensor(&dy, [rows, dim]));
+            let wide_dy: Vec<f64> = dy.iter().map(|&dy| f64::from(dy) * f64::from(scale)).collect();
+            let want = reference::backward(&widen(&x), Some(&widen(&w)), &wide_dy, dim, EPS);
+            assert_close("dx", &read(at[0].grad(&gradients).unwrap()), &want, 2e-6);
+            assert_close("d_residual", &read(at[1].grad(&gradients).unwrap()), &wide_dy, 1e-7);
+        }
+    }
+}
+
+#[test]
 fn a_row_of_zeros_stays_finite() {
     let (x, dy) = ([0.0; 8], values(1, 8));
     let (mut y, mut dx) = ([1.0; 8], [0.0; 8]);
-    cpu::forward(&x, None, 8, EPS, &mut y);
-    cpu::backward(&x, None, &dy, 8, EPS, &mut dx);
+    cpu::forward(&x, None, 8, EPS, None, &mut y);
+    cpu::backward(&x, None, &dy, 8, EPS, 1.0, &mut dx);
     assert_eq!(y, [0.0; 8]);
     assert!(dx.iter().zip(&dy).all(|(dx, dy)| (dx - dy * 1e3).abs() <= 1e-3));
 }
@@ -61,8 +83,8 @@ fn threads_do_not_change_a_bit() {
     let (x, dy, w) = (values(1, rows * dim), values(2, rows * dim), values(3, dim));
     let run = || {
         let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        cpu::forward(&x, Some(&w), dim, EPS, &mut y);
-        cpu::backward(&x, Some(&w), &dy, dim, EPS, &mut dx);
+        cpu::forward(&x, Some(&w), dim, EPS, None, &mut y);
+        cpu::backward(&x, Some(&w), &dy, dim, EPS, 1.0, &mut dx);
         (y, dx)
     };
     assert!(with_threads(1, run) == with_threads(2, run));
