@@ -33,7 +33,7 @@ struct Args {
     #[arg(long, default_value = "selective", value_parser = ["full", "selective", "none"])]
     recompute: String,
     /// Rows of the loss head at once.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 512)]
     chunk: usize,
     /// Steps before the timed ones.
     #[arg(long, default_value_t = 1)]

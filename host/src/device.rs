@@ -11,7 +11,10 @@ use tunehost_kernels::simd::Isa;
 /// `device::unavailable`.
 pub fn open(name: &str) -> Result<Device> {
     match name {
-        "cpu" => Ok(Device::flex()),
+        "cpu" => {
+            tunehost_kernels::memory::keep_freed();
+            Ok(Device::flex())
+        }
         other => Err(Error::new("device::unavailable", format!("this build of tunehost cannot run on `{other}`"))
             .expected("cpu")
             .help("GPU devices are not built in yet; to try a configuration on the CPU: --set model.device=cpu")),

@@ -8,6 +8,7 @@ mod flex;
 pub mod glu;
 pub mod linear;
 pub mod matmul;
+pub mod memory;
 pub mod moe;
 pub mod norm;
 pub mod rope;

@@ -278,7 +278,7 @@ impl Default for TrainConfig {
             clip_norm: 1.0,
             recompute: Recompute::Word(RecomputeWord::All),
             recompute_granularity: RecomputeGranularity::Selective,
-            loss_chunk_rows: 256,
+            loss_chunk_rows: 512,
         }
     }
 }

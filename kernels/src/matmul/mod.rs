@@ -198,7 +198,7 @@ pub fn par_matmul(products: &[(Matrix, Right)], out: &mut [f32], write: Write) {
     }
     let isa = Isa::detect();
     let row_blocks = blocks(rows, 512, micro::ROWS);
-    let col_blocks = blocks(cols, 128, COLS);
+    let col_blocks = blocks(cols, task_cols(isa, products, row_blocks.count), COLS);
     let shared = SharedOut(out.as_mut_ptr());
     let task = |index: usize| {
         let row_range = row_blocks.range(index / col_blocks.count);
@@ -218,6 +218,19 @@ pub fn par_matmul(products: &[(Matrix, Right)], out: &mut [f32], write: Write) {
     } else {
         (0..tasks).into_par_iter().for_each(task);
     }
+}
+
+/// Columns of a task: the more, the fewer times the left operand of a bf16 product is rounded, but two tasks for each
+/// thread at least.
+fn task_cols(isa: Isa, products: &[(Matrix, Right)], row_blocks: usize) -> usize {
+    let mut target = pack::BLOCK_COLS;
+    if isa.multiplies_bf16() && products.iter().any(|(_, rhs)| matches!(rhs, Right::Bf16(_))) {
+        let cols = products[0].1.cols();
+        while target < 4 * pack::BLOCK_COLS && row_blocks * cols / (2 * target) >= 2 * rayon::current_num_threads() {
+            target *= 2;
+        }
+    }
+    target
 }
 
 fn check(lhs: Matrix, rhs: Right, out_len: usize, cols: usize) {

@@ -2,7 +2,7 @@
 //! both products to an f32.
 //!
 //! Panels are those of the f32 path with a pair of depths in place of one: lane c of a vector holds depths 2 d (low half)
-//! and 2 d + 1 of column c. Rows of the left operand are rounded to bf16 a register tile at a time.
+//! and 2 d + 1 of column c. Rows of the left operand are rounded to bf16, a block of depths at a time.
 
 use super::pack::{BLOCK_COLS, COLS, DEPTH, LANES, Lanes, vectors};
 use super::{Matrix, Write, micro};
@@ -10,20 +10,20 @@ use half::bf16;
 
 const PAIRS: usize = DEPTH / 2;
 
-/// Panels of the current block, and the current rows of the left operand.
+/// Panels of the current block, and the left operand's rows for its depths.
 #[derive(Default)]
 pub(super) struct PairBuffer {
     panels: Vec<Lanes>,
     pairs: usize,
-    /// `[micro::ROWS, PAIRS]`.
+    /// `[rows, PAIRS]`.
     left: Vec<u32>,
 }
 
 impl PairBuffer {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     fn pack(&mut self, block: Matrix<bf16>) {
         self.pairs = block.rows.div_ceil(2);
         self.panels.resize(PAIRS * BLOCK_COLS / LANES, Lanes([0.0; LANES]));
-        self.left.resize(micro::ROWS * PAIRS, 0);
         for first in (0..block.cols).step_by(COLS) {
             let cols = COLS.min(block.cols - first);
             let width = vectors(cols);
@@ -42,6 +42,7 @@ fn pair(low: bf16, high: bf16) -> f32 {
 }
 
 /// Two rows of the source become one vector of pairs.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn pack_plain(source: Matrix<bf16>, panel: &mut [Lanes], width: usize) {
     for (row, lanes) in panel.chunks_exact_mut(width).enumerate() {
         let low = &source.data[2 * row * source.stride..][..source.cols];
@@ -49,7 +50,12 @@ fn pack_plain(source: Matrix<bf16>, panel: &mut [Lanes], width: usize) {
             true => &source.data[(2 * row + 1) * source.stride..][..source.cols],
             false => &[],
         };
-        for (vector, lanes) in lanes.iter_mut().enumerate() {
+        let (whole_low, whole_high) = (low.as_chunks::<LANES>().0, high.as_chunks::<LANES>().0);
+        let whole = whole_low.len().min(whole_high.len());
+        for (lanes, (low, high)) in lanes.iter_mut().zip(whole_low.iter().zip(whole_high)) {
+            lanes.0 = std::array::from_fn(|lane| pair(low[lane], high[lane]));
+        }
+        for (vector, lanes) in lanes.iter_mut().enumerate().skip(whole) {
             let of = |values: &[bf16], lane: usize| values.get(vector * LANES + lane).copied().unwrap_or(bf16::ZERO);
             lanes.0 = std::array::from_fn(|lane| pair(of(low, lane), of(high, lane)));
         }
@@ -101,21 +107,22 @@ pub(super) unsafe fn product(
     out_stride: usize,
     write: Write,
 ) {
-    for first_col in (0..rhs.cols).step_by(BLOCK_COLS) {
-        let cols = BLOCK_COLS.min(rhs.cols - first_col);
-        for first_depth in (0..lhs.cols).step_by(DEPTH) {
-            let depth = DEPTH.min(lhs.cols - first_depth);
+    for first_depth in (0..lhs.cols).step_by(DEPTH) {
+        let depth = DEPTH.min(lhs.cols - first_depth);
+        buffer.left.resize(buffer.left.len().max(lhs.rows * PAIRS), 0);
+        for row in 0..lhs.rows {
+            let values = &lhs.data[row * lhs.stride + first_depth..][..depth];
+            round_row(values, &mut buffer.left[row * PAIRS..][..depth.div_ceil(2)]);
+        }
+        let accumulate = write == Write::Add || first_depth > 0;
+        for first_col in (0..rhs.cols).step_by(BLOCK_COLS) {
+            let cols = BLOCK_COLS.min(rhs.cols - first_col);
             buffer.pack(rhs.col_range(first_col..first_col + cols).row_range(first_depth..first_depth + depth));
-            let accumulate = write == Write::Add || first_depth > 0;
             for first_row in (0..lhs.rows).step_by(micro::ROWS) {
                 let rows = micro::ROWS.min(lhs.rows - first_row);
-                for row in 0..rows {
-                    let values = &lhs.data[(first_row + row) * lhs.stride + first_depth..][..depth];
-                    round_row(values, &mut buffer.left[row * PAIRS..][..buffer.pairs]);
-                }
                 for panel_col in (0..cols).step_by(COLS) {
                     let tile = Tile {
-                        left: &buffer.left,
+                        left: &buffer.left[first_row * PAIRS..],
                         panel: &buffer.panels[panel_col / LANES * buffer.pairs..],
                         pairs: buffer.pairs,
                         cols: COLS.min(cols - panel_col),
