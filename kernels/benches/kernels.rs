@@ -37,6 +37,8 @@ fn weight<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> T
 }
 
 fn devices() -> (Device, Device) {
+    // As in a run: else the system clears the pages of every result.
+    tunehost_kernels::memory::keep_freed();
     (Device::flex(), Device::flex().autodiff())
 }
 
