@@ -5,6 +5,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime};
+use gemmkit::{GemmScalar, MatMut, MatRef, Parallelism};
 use half::bf16;
 use std::hint::black_box;
 use tunehost_kernels::attention::{Segments, windowed_attention};
@@ -52,7 +53,7 @@ fn counted(group: &mut BenchmarkGroup<WallTime>, flops: usize, values: usize) {
     group.throughput(Throughput::ElementsAndBytes { elements: flops as u64, bytes: 4 * values as u64 });
 }
 
-/// The product that everything else is held against: this machine's own peak.
+/// The product that everything else is held against: this machine's own peak, ours and that of two crates made for it.
 fn product(c: &mut Criterion) {
     let mut group = group(c, "product");
     let [m, n, k] = [TOKENS, 2048, 2048];
@@ -63,6 +64,54 @@ fn product(c: &mut Criterion) {
         let product = (Matrix::new(&left, m, k), weights.matrix(n, k).t());
         group.bench_function(name, |b| b.iter(|| par_matmul(&[product], &mut out, Write::Set)));
     }
+    group.bench_function("f32, crate gemm", |b| b.iter(|| crate_gemm(&left, &right, &mut out, [m, n, k])));
+    group.bench_function("f32, crate gemmkit", |b| {
+        b.iter(|| crate_gemmkit(1.0, 0.0, &left, &right, &mut out, [m, n, k]))
+    });
+    let narrow_left: Vec<bf16> = left.iter().map(|&value| bf16::from_f32(value)).collect();
+    let mut narrow_out = vec![bf16::ZERO; m * n];
+    group.bench_function("bf16, crate gemmkit", |b| {
+        b.iter(|| crate_gemmkit(bf16::ONE, bf16::ZERO, &narrow_left, &narrow, &mut narrow_out, [m, n, k]));
+    });
+}
+
+/// out `[m, n]` = left `[m, k]` right `[n, k]`^T by the crate `gemm`.
+fn crate_gemm(left: &[f32], right: &[f32], out: &mut [f32], [m, n, k]: [usize; 3]) {
+    assert!(left.len() == m * k && right.len() == n * k && out.len() == m * n);
+    let parallelism = gemm::Parallelism::Rayon(rayon::current_num_threads());
+    let (out, left, right) = (out.as_mut_ptr(), left.as_ptr(), right.as_ptr());
+    let (cols, depth) = (n as isize, k as isize);
+    // SAFETY: the three slices hold the matrices that the strides describe (checked above).
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out,
+            1,
+            cols,
+            false,
+            left,
+            1,
+            depth,
+            right,
+            depth,
+            1,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+/// The same by the crate `gemmkit`; one and zero are the factors of the product and of what `out` held.
+fn crate_gemmkit<T: GemmScalar>(one: T, zero: T, left: &[T], right: &[T], out: &mut [T], [m, n, k]: [usize; 3]) {
+    let (left, right) = (MatRef::from_row_major(left, m, k), MatRef::from_col_major(right, k, n));
+    let out = MatMut::from_row_major(out, m, n);
+    gemmkit::gemm(one, left, right, zero, out, Parallelism::Rayon(rayon::current_num_threads()));
 }
 
 fn attention(c: &mut Criterion) {

@@ -14,7 +14,7 @@ use tunehost_kernels::{
     linear::lora_linear,
     moe::{self, Routing},
     norm::{rms_norm, rms_norm_residual},
-    rope::{RopeTable, rope},
+    rope::{RopeTable, rms_norm_rope},
 };
 
 /// What every layer needs to know of a micro-batch.
@@ -117,16 +117,15 @@ impl Layer<'_> {
         let n = x.dims()[0];
         let table = positions.rope(self.config.kind);
         let mut project = |slot| self.linear(x.clone(), slot, adapters, products);
-        // Norms over a head work on [N * heads, head_dim].
-        let heads_norm = |t: Tensor<2>, heads: usize, weight: Option<&Tensor<1>>| -> Tensor<3> {
-            rms_norm(t.reshape([n * heads, head_dim]), weight.cloned(), self.eps).reshape([n, heads, head_dim])
+        let normed_and_rotated = |t: Tensor<2>, heads: usize, weight: &Tensor<1>| {
+            rms_norm_rope(t.reshape([n, heads, head_dim]), weight.clone(), self.eps, table)
         };
-        let q = rope(heads_norm(project(Slot::Q), self.heads, Some(&self.weights.q_norm)), table);
+        let q = normed_and_rotated(project(Slot::Q), self.heads, &self.weights.q_norm);
         let k_raw = project(Slot::K);
         // With k_eq_v the values are the raw projection: before the key norm and without rotation.
         let v_raw = if self.config.k_eq_v { k_raw.clone() } else { project(Slot::V) };
-        let k = rope(heads_norm(k_raw, kv_heads, Some(&self.weights.k_norm)), table);
-        let v = heads_norm(v_raw, kv_heads, None);
+        let k = normed_and_rotated(k_raw, kv_heads, &self.weights.k_norm);
+        let v = rms_norm(v_raw.reshape([n * kv_heads, head_dim]), None, self.eps).reshape([n, kv_heads, head_dim]);
         // The query norm carries the scale: scores are not divided by sqrt(head_dim).
         let attention = Attention { segments: positions.segments.clone(), window: self.config.window, scale: 1.0 };
         let out = products.attention(q, k, v, &attention);

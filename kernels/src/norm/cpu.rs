@@ -52,7 +52,8 @@ fn inverse_rms(row: &[f32], eps: f64) -> f32 {
 }
 
 vectorised! {
-    fn normalise(x: &[f32], weight: Option<&[f32]>, eps: f64, y: &mut [f32]) {
+    /// [`forward`] of one row, without a residual.
+    pub(crate) fn normalise(x: &[f32], weight: Option<&[f32]>, eps: f64, y: &mut [f32]) {
         let r = inverse_rms(x, eps);
         match weight {
             Some(w) => y.iter_mut().zip(x).zip(w).for_each(|((y, x), w)| *y = x * r * w),
@@ -69,7 +70,8 @@ vectorised! {
 }
 
 vectorised! {
-    fn gradient(x: &[f32], weight: Option<&[f32]>, dy: &[f32], eps: f64, scale: f32, dx: &mut [f32]) {
+    /// [`backward`] of one row.
+    pub(crate) fn gradient(x: &[f32], weight: Option<&[f32]>, dy: &[f32], eps: f64, scale: f32, dx: &mut [f32]) {
         // `dx` holds the weighted gradient until the row's sums are known.
         match weight {
             Some(w) => dx.iter_mut().zip(dy).zip(w).for_each(|((dx, dy), w)| *dx = dy * w * scale),

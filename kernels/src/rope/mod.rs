@@ -141,3 +141,17 @@ pub fn rope(x: Tensor<3>, table: &RopeTable) -> Tensor<3> {
     let (cos, sin) = (table.cos.clone().into_dispatch(), table.sin.clone().into_dispatch());
     Tensor::from_dispatch(Dispatch::rope(x.into_dispatch(), cos, sin))
 }
+
+/// [`rope`] of the [`rms_norm`](crate::norm::rms_norm) of every head, in one pass; `weight` is `[head_dim]`.
+///
+/// Gradients flow to `x` alone, and `x` is all that is kept.
+///
+/// # Panics
+/// As [`rope`], and if the weight's length is not `head_dim`.
+pub fn rms_norm_rope(x: Tensor<3>, weight: Tensor<1>, eps: f64, table: &RopeTable) -> Tensor<3> {
+    let [tokens, _, head_dim] = x.dims();
+    assert_eq!(table.dims(), [tokens, head_dim / 2], "rope: the table does not fit x [{tokens}, _, {head_dim}]");
+    assert_eq!(weight.dims(), [head_dim], "rms_norm_rope: the weight has one value per column of a head");
+    let (cos, sin) = (table.cos.clone().into_dispatch(), table.sin.clone().into_dispatch());
+    Tensor::from_dispatch(Dispatch::rms_norm_rope(x.into_dispatch(), weight.into_dispatch(), cos, sin, eps))
+}

@@ -1,5 +1,6 @@
 use burn::tensor::Device;
-use tunehost_kernels::rope::{RopeError, RopeKind, RopeSpec, RopeTable, reference, rope};
+use tunehost_kernels::norm::reference as norm;
+use tunehost_kernels::rope::{RopeError, RopeKind, RopeSpec, RopeTable, reference, rms_norm_rope, rope};
 
 use super::{assert_close, assert_gradient, read, tensor, values, weighted_sum, widen, with_threads};
 
@@ -35,6 +36,25 @@ fn the_tensor_operation_agrees_with_the_reference_both_ways() {
             let want = reference::backward(&widen(&dy), &positions, &frequencies, heads);
             assert_close("dx", &read(at.grad(&gradients).unwrap()), &want, 1e-5);
         }
+    }
+}
+
+#[test]
+fn with_the_norm_before_it_the_rotation_agrees_with_both_references() {
+    const EPS: f64 = 1e-6;
+    for (tokens, heads, head_dim) in [(1, 1, 2), (7, 3, 16), (50, 8, 64), (33, 2, 512)] {
+        let spec = spec(head_dim, PROPORTIONAL);
+        let (positions, frequencies) = (positions(tokens), spec.frequencies().unwrap());
+        let (shape, count) = ([tokens, heads, head_dim], tokens * heads * head_dim);
+        let (x, dy, weight) = (values(1, count), values(2, count), values(3, head_dim));
+        let at = tensor(&x, shape).require_grad();
+        let y = rms_norm_rope(at.clone(), tensor(&weight, [head_dim]), EPS, &table(&spec, &positions));
+        let normed = norm::forward(&widen(&x), Some(&widen(&weight)), head_dim, EPS);
+        assert_close("y", &read(y.clone()), &reference::forward(&normed, &positions, &frequencies, heads), 1e-5);
+        let gradients = (y * tensor(&dy, shape)).sum().backward();
+        let turned_back = reference::backward(&widen(&dy), &positions, &frequencies, heads);
+        let want = norm::backward(&widen(&x), Some(&widen(&weight)), &turned_back, head_dim, EPS);
+        assert_close("dx", &read(at.grad(&gradients).unwrap()), &want, 1e-5);
     }
 }
 
