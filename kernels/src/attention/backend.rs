@@ -11,7 +11,7 @@ use burn_flex::FlexTensor;
 use super::{Attention, Heads, Isa, cpu};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait AttentionOps: Backend {
     /// See [`windowed_attention`](super::windowed_attention).
     fn windowed_attention(

@@ -11,7 +11,7 @@ use burn_flex::FlexTensor;
 use super::cpu::{self, Direction};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait RopeOps: Backend {
     /// See [`rope`](super::rope); `cos` and `sin` are `[tokens, head_dim / 2]`.
     fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self>;
