@@ -76,7 +76,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         json!({
             "engine": "tunehost", "loss": loss, "wall_s": sorted[sorted.len() / 2], "walls_s": walls,
             "tokens": batch.tokens(), "peak_mib": peak_mib(), "loaded_peak_mib": loaded_peak_mib,
-            "kernels": device::resolved_products(weights), "threads": args.threads,
+            "kernels": device::resolved_products("cpu", weights)?, "threads": args.threads,
         })
     );
     Ok(())

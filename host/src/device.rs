@@ -2,8 +2,15 @@
 
 use crate::config::WeightDtype;
 use crate::error::{Error, Result};
+use crate::model::config::TextConfig;
 use burn::tensor::Device;
 use tunehost_kernels::simd::Isa;
+
+/// The devices of this build, as configurations name them.
+#[cfg(not(feature = "wgpu"))]
+const BUILT_IN: &str = "cpu";
+#[cfg(feature = "wgpu")]
+const BUILT_IN: &str = "cpu or wgpu";
 
 /// The device that `name` names.
 ///
@@ -15,23 +22,87 @@ pub fn open(name: &str) -> Result<Device> {
             tunehost_kernels::memory::keep_freed();
             Ok(Device::flex())
         }
+        #[cfg(feature = "wgpu")]
+        "wgpu" => wgpu_adapter().map(|_| Device::wgpu(Default::default())),
         other => Err(Error::new("device::unavailable", format!("this build of tunehost cannot run on `{other}`"))
-            .expected("cpu")
-            .help("GPU devices are not built in yet; to try a configuration on the CPU: --set model.device=cpu")),
+            .expected(BUILT_IN)
+            .help(
+                "`wgpu` needs a build with `--features wgpu`, and no build has CUDA yet; to try a configuration on the \
+                 CPU: --set model.device=cpu",
+            )),
     }
 }
 
-/// What the f32 kernels resolve to: the CPU with the instruction set that was detected.
-pub fn resolved_f32() -> String {
-    format!("cpu-f32-{}", Isa::detect().name())
+/// Whether the kernels of the device `name` take the weights and the sizes of a model. None falls back to another device.
+///
+/// # Errors
+/// `device::unsupported`, naming the kernel.
+pub fn check(name: &str, weights: WeightDtype, text: &TextConfig) -> Result<()> {
+    #[cfg(feature = "wgpu")]
+    if name == "wgpu" {
+        let unsupported = |kernel: &str, why: String| {
+            Error::new("device::unsupported", format!("the kernel `{kernel}` cannot run on `{name}`: {why}"))
+        };
+        if weights != WeightDtype::F32 {
+            return Err(unsupported("lora_linear", format!("it has no weights in {}", weights.name()))
+                .expected("model.weights = \"f32\"")
+                .help("WGSL has no bf16: keep the base in f32 (--set model.weights=f32), or run on the CPU"));
+        }
+        let most = tunehost_kernels::attention::cube::MAX_DIM;
+        if let Some(layer) = text.layers.iter().find(|layer| layer.head_dim > most) {
+            return Err(unsupported("windowed_attention", format!("the base has heads of {} values", layer.head_dim))
+                .expected(format!("head_dim up to {most}")));
+        }
+    }
+    let _ = (name, weights, text);
+    Ok(())
 }
 
-/// What the products with frozen matrices kept as `weights` resolve to.
-pub fn resolved_products(weights: WeightDtype) -> String {
+/// The device's hardware as its driver names it, where the device is not the CPU.
+///
+/// # Errors
+/// `device::unavailable`.
+pub fn hardware_name(name: &str) -> Result<Option<String>> {
+    #[cfg(feature = "wgpu")]
+    if name == "wgpu" {
+        return wgpu_adapter().map(|adapter| Some(adapter.name));
+    }
+    let _ = name;
+    Ok(None)
+}
+
+/// What the f32 kernels resolve to on the device `name`: the CPU with the instruction set that was detected, or cubecl
+/// with the runtime that compiles its kernels.
+///
+/// # Errors
+/// `device::unavailable`.
+pub fn resolved_f32(name: &str) -> Result<String> {
+    #[cfg(feature = "wgpu")]
+    if name == "wgpu" {
+        return wgpu_adapter().map(|adapter| format!("cubecl-f32-{}", adapter.runtime));
+    }
+    let _ = name;
+    Ok(format!("cpu-f32-{}", Isa::detect().name()))
+}
+
+/// What the products with frozen matrices kept as `weights` resolve to on the device `name`.
+///
+/// # Errors
+/// `device::unavailable`.
+pub fn resolved_products(name: &str, weights: WeightDtype) -> Result<String> {
     let isa = Isa::detect();
     match weights {
-        WeightDtype::F32 => resolved_f32(),
-        WeightDtype::Bf16 if isa.multiplies_bf16() => format!("cpu-bf16-{}-bf16", isa.name()),
-        WeightDtype::Bf16 => format!("cpu-bf16-widened-{}", isa.name()),
+        WeightDtype::F32 => resolved_f32(name),
+        WeightDtype::Bf16 if isa.multiplies_bf16() => Ok(format!("cpu-bf16-{}-bf16", isa.name())),
+        WeightDtype::Bf16 => Ok(format!("cpu-bf16-widened-{}", isa.name())),
     }
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu_adapter() -> Result<tunehost_kernels::wgpu::Adapter> {
+    tunehost_kernels::wgpu::adapter().map_err(|reason| {
+        Error::new("device::unavailable", format!("wgpu finds no device: {reason}"))
+            .expected("a driver for Vulkan, Metal or DX12")
+            .help("on Debian without a GPU: apt-get install mesa-vulkan-drivers")
+    })
 }

@@ -20,15 +20,22 @@ pub fn pull_back(output: Tensor<2>, d_output: Tensor<2>) -> Tape {
 }
 
 /// Backend operation of [`pull_back`].
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait CotangentOps: Backend {
-    /// A single 0, whose gradient to `output` is `d_output`.
+    /// One value that means nothing, whose gradient to `output` is `d_output`.
     fn with_cotangent(output: FloatTensor<Self>, d_output: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 impl CotangentOps for Flex {
     fn with_cotangent(_: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
         float_tensor(vec![0.0], [1])
+    }
+}
+
+#[cfg(feature = "cubecl")]
+impl CotangentOps for burn_cubecl::CubeBackend {
+    fn with_cotangent(output: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        crate::cube::empty(&output, [1], burn::tensor::DType::F32)
     }
 }
 

@@ -1,9 +1,11 @@
 //! The kernels of tunehost: each module holds a contract with its gradient (`mod.rs`), a plain f64 reference
-//! (`reference.rs`) and the CPU implementation (`cpu.rs`).
+//! (`reference.rs`), the CPU implementation (`cpu.rs`) and, with the feature `cubecl`, one for GPUs (`cube.rs`).
 
 pub mod attention;
 pub mod cotangent;
 pub mod cross_entropy;
+#[cfg(feature = "cubecl")]
+mod cube;
 mod flex;
 pub mod glu;
 pub mod linear;
@@ -15,3 +17,5 @@ pub mod rope;
 pub mod simd;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;

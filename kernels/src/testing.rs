@@ -1,5 +1,15 @@
 //! What the tests of the kernels share: a small deterministic generator and a comparison.
 
+use burn::tensor::Device;
+
+/// Where the operations are tested: through wgpu in a build that has it, else on the CPU.
+pub(crate) fn device() -> Device {
+    #[cfg(feature = "wgpu")]
+    return Device::wgpu(Default::default());
+    #[cfg(not(feature = "wgpu"))]
+    Device::flex()
+}
+
 /// `len` values in [-1, 1) from a linear congruential generator started at `seed`.
 pub(crate) fn randoms(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -110,7 +110,7 @@ struct ModelArgs {
     /// Adapter folder as PEFT or tunehost writes it.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Device: cpu.
+    /// Device: cpu, or wgpu in a build with that feature.
     #[arg(long, default_value = "cpu")]
     device: String,
     /// How the base's matrices are kept and multiplied.

@@ -2,7 +2,7 @@
 
 use super::prepare::Prepared;
 use crate::config::Resolved;
-use crate::device::{resolved_f32, resolved_products};
+use crate::device::{hardware_name, resolved_f32, resolved_products};
 use crate::error::Result;
 use crate::hash::FileHash;
 use crate::plugins::Limits;
@@ -55,17 +55,21 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         };
         inputs.plugins.insert(plugin.kind.config_key().into(), record);
     }
-    // Only one device is built in, so whatever is asked for is what it gets, or it is refused.
+    // A device is what was asked for, or the run is refused: none stands in for another.
     let implementation =
         |name: &str, requested: String, resolved: String| (name.to_string(), Implementation { requested, resolved });
     let device = &config.model.device;
     let weights = config.model.weights;
-    let f32_kernels = F32_KERNELS.iter().map(|name| implementation(name, device.clone(), resolved_f32()));
+    let (f32, products) = (resolved_f32(device)?, resolved_products(device, weights)?);
+    let f32_kernels = F32_KERNELS.iter().map(|name| implementation(name, device.clone(), f32.clone()));
     let weight_kernels = WEIGHT_KERNELS
         .iter()
-        .map(|name| implementation(name, format!("{device} {}", weights.name()), resolved_products(weights)));
+        .map(|name| implementation(name, format!("{device} {}", weights.name()), products.clone()));
     let kernels = f32_kernels.chain(weight_kernels).collect();
-    let mut provenance = Provenance::new(folder, resolved, inputs, Machine::cpu(rayon::current_num_threads()), kernels);
+    let cpu = Machine::cpu(rayon::current_num_threads());
+    let device_name = hardware_name(device)?.unwrap_or_else(|| cpu.device_name.clone());
+    let machine = Machine { device: device.clone(), device_name, ..cpu };
+    let mut provenance = Provenance::new(folder, resolved, inputs, machine, kernels);
     for (epoch, ids) in &prepared.dropped {
         provenance.verdicts.insert(format!("records dropped by the sampler in epoch {epoch}"), ids.join(", "));
     }

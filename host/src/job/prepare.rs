@@ -51,6 +51,7 @@ impl Prepared {
     ) -> Result<Self> {
         device::open(&config.model.device)?;
         let text = TextConfig::read(&config.model.base)?;
+        device::check(&config.model.device, config.model.weights, &text)?;
         let checkpoint = Checkpoint::open(&config.model.base)?;
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
         let lora = LoraPlan::new(&config.lora, &spec)?;
@@ -120,7 +121,7 @@ impl Prepared {
             started.elapsed().as_secs_f64()
         ));
         let (device, weights) = (&config.model.device, config.model.weights);
-        let (products, others) = (resolved_products(weights), resolved_f32());
+        let (products, others) = (resolved_products(device, weights)?, resolved_f32(device)?);
         reporter.line(format!(
             "kernels     products {products}, others {others} (requested: {device}, weights {})",
             weights.name()

@@ -149,7 +149,7 @@ impl Layer<'_> {
             }
             _ => dense,
         };
-        rms_norm_residual(out, w.post_feedforward_norm.clone(), self.eps, h, w.layer_scalar as f32)
+        rms_norm_residual(out, w.post_feedforward_norm.clone(), self.eps, h, w.layer_scalar)
     }
 
     /// Expert choice for the residual stream after attention. The router reads the stream itself, not a normed copy.

@@ -12,7 +12,7 @@ use super::{Attention, Heads, Isa, cpu};
 use crate::flex::{float_tensor, unwritten, zeros};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait AttentionOps: Backend {
     /// The result and the log-sum-exp, as [`Output`](super::Output) has them.
     fn windowed_attention(

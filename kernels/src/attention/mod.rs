@@ -8,6 +8,8 @@
 mod backend;
 mod buffer;
 pub mod cpu;
+#[cfg(feature = "cubecl")]
+pub mod cube;
 pub mod reference;
 mod segments;
 mod simd;

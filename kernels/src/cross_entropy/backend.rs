@@ -9,7 +9,7 @@ use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 
 /// Backend operations of [`linear_cross_entropy`](super::linear_cross_entropy) and [`logits`](super::logits); shapes as
 /// there. None of them is differentiable.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait CrossEntropyOps: Backend {
     /// The loss of each row, `[n]`.
     fn linear_cross_entropy(

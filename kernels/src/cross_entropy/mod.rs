@@ -6,6 +6,8 @@
 
 mod backend;
 mod cpu;
+#[cfg(feature = "cubecl")]
+mod cube;
 pub mod reference;
 
 pub use backend::CrossEntropyOps;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{check_gradient, close, randoms, same_on_one_and_two_threads, wide};
+use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
 struct Case {
@@ -35,7 +35,7 @@ impl Case {
         chunk_rows: usize,
         want_grad: bool,
     ) -> (Vec<f32>, Option<Vec<f32>>) {
-        let device = Device::flex();
+        let device = device();
         let (hidden, weight) = (self.hidden_tensor(&device), self.weight_tensor(&device));
         let result = linear_cross_entropy(hidden, weight, &self.targets, softcap, grad_scale, chunk_rows, want_grad);
         (result.loss, result.d_hidden.map(|gradient| gradient.into_data().try_into_vec().unwrap()))
@@ -126,7 +126,7 @@ fn large_logits_neither_overflow_nor_lose_the_loss() {
 
 #[test]
 fn the_result_is_cut_off_from_the_graph() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let case = case(4, 8, 20, 2);
     let hidden = case.hidden_tensor(&device).require_grad();
     let result =
@@ -142,7 +142,7 @@ fn the_result_is_cut_off_from_the_graph() {
 #[test]
 fn logits_match_the_reference_and_a_row_is_the_same_alone() {
     let case = case(9, 30, 77, 0);
-    let device = Device::flex();
+    let device = device();
     for softcap in [None, Some(4.0)] {
         let all = logits(case.hidden_tensor(&device), case.weight_tensor(&device), softcap);
         let all: Vec<f32> = all.into_data().try_into_vec().unwrap();

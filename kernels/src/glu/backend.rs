@@ -10,7 +10,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 
 /// Backend operations of [`geglu`](super::geglu).
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait GluOps: Backend {
     /// gelu_tanh(gate) * up.
     fn geglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;

@@ -3,6 +3,8 @@
 
 mod backend;
 pub(crate) mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
 pub mod reference;
 
 pub use backend::GluOps;

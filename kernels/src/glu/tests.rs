@@ -1,6 +1,6 @@
 use super::*;
-use crate::testing::{check_gradient, close, randoms, same_on_one_and_two_threads, wide};
-use burn::tensor::{Device, TensorData};
+use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
+use burn::tensor::TensorData;
 
 fn spread(len: usize, seed: u64) -> Vec<f32> {
     randoms(len, seed).iter().map(|x| 6.0 * x).collect()
@@ -18,18 +18,19 @@ fn reference_gradients_match_finite_differences() {
 
 #[test]
 fn output_and_gradients_through_autodiff_match_the_reference() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     for [rows, cols] in [[1, 1], [3, 17], [200, 100]] {
         let [gate, up, d_out] = [1, 2, 3].map(|seed| spread(rows * cols, seed));
         let tensor = |values: &[f32]| Tensor::<2>::from_data(TensorData::new(values.to_vec(), [rows, cols]), &device);
         let values = |tensor: Tensor<2>| tensor.into_data().try_into_vec::<f32>().unwrap();
         let (gate_tensor, up_tensor) = (tensor(&gate).require_grad(), tensor(&up).require_grad());
         let out = geglu(gate_tensor.clone(), up_tensor.clone());
-        close(&values(out.clone()), &reference::forward(&wide(&gate), &wide(&up)), 1e-6);
+        // The exponential of a GPU is off by a few units in the last place.
+        close(&values(out.clone()), &reference::forward(&wide(&gate), &wide(&up)), 2e-6);
         let gradients = (out * tensor(&d_out)).sum().backward();
         let (d_gate, d_up) = reference::backward(&wide(&gate), &wide(&up), &wide(&d_out));
-        close(&values(gate_tensor.grad(&gradients).unwrap()), &d_gate, 1e-6);
-        close(&values(up_tensor.grad(&gradients).unwrap()), &d_up, 1e-6);
+        close(&values(gate_tensor.grad(&gradients).unwrap()), &d_gate, 2e-6);
+        close(&values(up_tensor.grad(&gradients).unwrap()), &d_up, 2e-6);
     }
 }
 

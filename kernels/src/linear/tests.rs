@@ -2,7 +2,7 @@ use super::cpu::{self, Shape};
 use super::reference::Operands;
 use super::*;
 use crate::matmul::Weights;
-use crate::testing::{check_gradient, close, randoms, same_on_one_and_two_threads, wide};
+use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
 /// (n, input, output, rank)
@@ -77,7 +77,7 @@ fn reference_gradients_match_finite_differences() {
 
 #[test]
 fn output_and_gradients_through_autodiff_match_the_reference() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     for (shape, dropout) in SHAPES.into_iter().flat_map(|shape| DROPOUTS.map(|dropout| (shape, dropout))) {
         let case = case(shape, dropout);
         let x = tensor(&case.x, case.shape.n, &device).require_grad();
@@ -98,13 +98,14 @@ fn output_and_gradients_through_autodiff_match_the_reference() {
 
 #[test]
 fn without_an_adapter_only_the_input_has_a_gradient() {
-    let device = Device::flex().autodiff();
+    let untracked = device();
+    let device = untracked.clone().autodiff();
     for shape in SHAPES {
         let case = case(shape, None);
         let plain = Operands { scale: 0.0, ..case.reference() };
         let x = tensor(&case.x, case.shape.n, &device).require_grad();
         // A frozen weight made on the plain device mixes with a tracked input.
-        let weight = tensor(&case.weight, case.shape.output, &Device::flex());
+        let weight = tensor(&case.weight, case.shape.output, &untracked);
         let y = lora_linear(x.clone(), weight, None);
         close(&values(y.clone()), &plain.forward(), 1e-5);
         let gradients = (y * tensor(&case.d_y, case.shape.n, &device)).sum().backward();

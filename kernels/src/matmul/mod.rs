@@ -11,6 +11,8 @@
 //! right operand is packed into panels of 64 columns that stay in the second-level cache, and a register tile of 6 rows
 //! runs down the depth. The left operand is read in place; so is the right one where there are too few rows to repay packing.
 
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
 mod micro;
 mod pack;
 #[cfg(target_arch = "x86_64")]

@@ -10,7 +10,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 
 /// Backend operations of [`route`](super::route) and [`experts`](super::experts); shapes as there.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait MoeOps: Backend {
     /// Weights and experts, `[n, k]` each.
     fn moe_route(

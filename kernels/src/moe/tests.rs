@@ -1,6 +1,6 @@
 use super::*;
 use crate::matmul::Weights;
-use crate::testing::{check_gradient, close, randoms, same_on_one_and_two_threads, wide};
+use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
 fn tensor<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -26,7 +26,7 @@ fn route_reference_gradient_matches_finite_differences() {
 
 #[test]
 fn route_and_its_gradient_through_autodiff_match_the_reference() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     for (n, count, top_k) in [(1, 1, 1), (1, 16, 4), (130, 16, 4), (65, 5, 5), (40, 128, 8)] {
         let logits: Vec<f32> = randoms(n * count, 1).iter().map(|z| 4.0 * z).collect();
         let scale: Vec<f32> = randoms(count, 2).iter().map(|s| s + 1.5).collect();
@@ -148,7 +148,8 @@ fn experts_reference_gradients_match_finite_differences() {
 
 #[test]
 fn experts_and_their_gradients_through_autodiff_match_the_reference() {
-    let device = Device::flex().autodiff();
+    let plain = device();
+    let device = plain.clone().autodiff();
     for case in cases() {
         let Case { n, top_k, count, hidden, intermediate, .. } = case;
         let x = tensor(&case.x, [n, hidden], &device).require_grad();
@@ -161,8 +162,8 @@ fn experts_and_their_gradients_through_autodiff_match_the_reference() {
         let out = experts(
             x.clone(),
             &routing,
-            tensor(&case.gate_up, [count, 2 * intermediate, hidden], &Device::flex()),
-            tensor(&case.down, [count, hidden, intermediate], &Device::flex()),
+            tensor(&case.gate_up, [count, 2 * intermediate, hidden], &plain),
+            tensor(&case.down, [count, hidden, intermediate], &plain),
         );
         let (bank, indices) = case.reference();
         let (wide_x, wide_weights) = (wide(&case.x), wide(&case.weights));
@@ -176,7 +177,7 @@ fn experts_and_their_gradients_through_autodiff_match_the_reference() {
 
 #[test]
 fn routing_and_experts_work_as_one_chain() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let (n, top_k) = (30, 2);
     let case = case([n, top_k, 4, 12, 6], |_, _| 0);
     let logits = tensor(&randoms(n * 4, 9), [n, 4], &device).require_grad();

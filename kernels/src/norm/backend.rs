@@ -12,7 +12,7 @@ use super::cpu::{self, Residual};
 use crate::flex::{float_tensor, unwritten};
 
 /// The differentiable operations, dispatched at run time to the tensor's backend.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait RmsNormOps: Backend {
     /// See [`rms_norm`](super::rms_norm).
     fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;

@@ -2,6 +2,8 @@
 
 mod backend;
 pub mod cpu;
+#[cfg(feature = "cubecl")]
+mod cube;
 pub mod reference;
 
 use burn::backend::Dispatch;

@@ -12,7 +12,7 @@ use super::cpu::{self, Angles, Direction, Norm};
 use crate::flex::{float_tensor, unwritten};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait RopeOps: Backend {
     /// See [`rope`](super::rope); `cos` and `sin` are `[tokens, head_dim / 2]`.
     fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self>;

@@ -3,6 +3,8 @@
 
 mod backend;
 pub mod cpu;
+#[cfg(feature = "cubecl")]
+mod cube;
 pub mod reference;
 
 use std::fmt;

@@ -124,19 +124,20 @@ fn the_reference_gradients_are_the_slopes() {
 
 #[test]
 fn the_tensor_operation_has_the_reference_gradients() {
-    let case = Case::new(&[40, 1, 90], [4, 2, 32], Some(33));
-    let (tokens, Heads { query, kv, dim }) = (case.attention.segments.tokens(), case.heads);
-    let q = tensor(&case.q, [tokens, query, dim]).require_grad();
-    let k = tensor(&case.k, [tokens, kv, dim]).require_grad();
-    let v = tensor(&case.v, [tokens, kv, dim]).require_grad();
-    let Attention { segments, window, scale } = &case.attention;
-    let out = windowed_attention(q.clone(), k.clone(), v.clone(), segments, *window, *scale);
-    let gradients = (out.clone() * tensor(&case.dout, [tokens, query, dim])).sum().backward();
-    let [want_out, want_dq, want_dk, want_dv] = case.reference();
-    assert_close("out", &read(out), &want_out, FORWARD_TOLERANCE);
-    assert_close("dq", &read(q.grad(&gradients).unwrap()), &want_dq, BACKWARD_TOLERANCE);
-    assert_close("dk", &read(k.grad(&gradients).unwrap()), &want_dk, BACKWARD_TOLERANCE);
-    assert_close("dv", &read(v.grad(&gradients).unwrap()), &want_dv, BACKWARD_TOLERANCE);
+    for case in cases() {
+        let (tokens, Heads { query, kv, dim }) = (case.attention.segments.tokens(), case.heads);
+        let q = tensor(&case.q, [tokens, query, dim]).require_grad();
+        let k = tensor(&case.k, [tokens, kv, dim]).require_grad();
+        let v = tensor(&case.v, [tokens, kv, dim]).require_grad();
+        let Attention { segments, window, scale } = &case.attention;
+        let out = windowed_attention(q.clone(), k.clone(), v.clone(), segments, *window, *scale);
+        let gradients = (out.clone() * tensor(&case.dout, [tokens, query, dim])).sum().backward();
+        let [want_out, want_dq, want_dk, want_dv] = case.reference();
+        assert_close("out", &read(out), &want_out, FORWARD_TOLERANCE);
+        assert_close("dq", &read(q.grad(&gradients).unwrap()), &want_dq, BACKWARD_TOLERANCE);
+        assert_close("dk", &read(k.grad(&gradients).unwrap()), &want_dk, BACKWARD_TOLERANCE);
+        assert_close("dv", &read(v.grad(&gradients).unwrap()), &want_dv, BACKWARD_TOLERANCE);
+    }
 }
 
 #[test]

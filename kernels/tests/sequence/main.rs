@@ -54,8 +54,16 @@ fn with_threads<R: Send>(threads: usize, run: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
 }
 
+/// Where the operations are tested: through wgpu in a build that has it, else on the CPU.
+fn device() -> Device {
+    #[cfg(feature = "wgpu")]
+    return Device::wgpu(Default::default());
+    #[cfg(not(feature = "wgpu"))]
+    Device::flex()
+}
+
 fn tensor<const D: usize>(values: &[f32], shape: [usize; D]) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex().autodiff())
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), &device().autodiff())
 }
 
 fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

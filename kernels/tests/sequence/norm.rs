@@ -33,9 +33,9 @@ fn the_reference_gradient_is_the_slope() {
 
 #[test]
 fn the_tensor_operation_has_the_reference_gradient() {
-    let [rows, dim] = [9, 48];
-    let (x, dy, w) = (values(1, rows * dim), values(2, rows * dim), values(3, dim));
-    for weight in [None, Some(&w[..])] {
+    for ([rows, dim], weighted) in SHAPES.into_iter().flat_map(|shape| [(shape, false), (shape, true)]) {
+        let (x, dy, w) = (values(1, rows * dim), values(2, rows * dim), values(3, dim));
+        let weight = weighted.then_some(&w[..]);
         let at = tensor(&x, [rows, dim]).require_grad();
         let y = rms_norm(at.clone(), weight.map(|w| tensor(w, [dim])), EPS);
         let wide = weight.map(widen);

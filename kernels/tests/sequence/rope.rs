@@ -2,7 +2,7 @@ use burn::tensor::Device;
 use tunehost_kernels::norm::reference as norm;
 use tunehost_kernels::rope::{RopeError, RopeKind, RopeSpec, RopeTable, reference, rms_norm_rope, rope};
 
-use super::{assert_close, assert_gradient, read, tensor, values, weighted_sum, widen, with_threads};
+use super::{assert_close, assert_gradient, device, read, tensor, values, weighted_sum, widen, with_threads};
 
 const PROPORTIONAL: RopeKind = RopeKind::Proportional { partial_rotary_factor: 0.25, factor: 1.0 };
 
@@ -11,7 +11,7 @@ fn spec(head_dim: usize, kind: RopeKind) -> RopeSpec {
 }
 
 fn table(spec: &RopeSpec, positions: &[u32]) -> RopeTable {
-    RopeTable::new(spec, positions, &Device::flex()).unwrap()
+    RopeTable::new(spec, positions, &device()).unwrap()
 }
 
 /// Two documents, so that positions start again.

@@ -1,0 +1,193 @@
+//! Head and loss on cubecl: a chunk of rows at a time.
+//!
+//! Chunks of rows rather than tiles of the vocabulary: the logits of a chunk are made once, become their own gradient in
+//! place, and meet the weight again while both are whole, so there are two products in all; tiles of the vocabulary would
+//! make every logit a second time for the gradient, or keep one partial gradient a tile.
+
+use super::{CrossEntropyOps, Head, IGNORED, workspace_bytes};
+use crate::cube::{UNITS, cover, empty, line, max_units, packed, sum_units, units, upload};
+use crate::matmul::cube::{Into, product};
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::ops::numeric::zeros;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Rows `places[..]` of `x`, or, with `scatter`, rows of `x` to `places[..]`.
+#[cube(launch)]
+fn move_rows(x: &[f32], places: &[u32], y: &mut [f32], rows: usize, cols: usize, #[comptime] scatter: bool) {
+    let i = ABSOLUTE_POS;
+    if i < rows * cols {
+        let place = places[i / cols] as usize * cols + i % cols;
+        if comptime!(scatter) {
+            y[place] = x[i];
+        } else {
+            y[i] = x[place];
+        }
+    }
+}
+
+/// cap * tanh(z / cap). The device's tanh of a large argument may be no number.
+#[cube]
+fn capped(z: f32, cap: f32) -> f32 {
+    cap * f32::tanh(f32::max(f32::min(z / cap, 15.0f32), -15.0f32))
+}
+
+/// The loss of a row of raw logits a cube; with `gradient`, `factor` times its gradient in place of the logits.
+#[cube(launch)]
+fn row_loss(
+    logits: &mut [f32],
+    targets: &[u32],
+    places: &[u32],
+    loss: &mut [f32],
+    rows: usize,
+    classes: usize,
+    cap: f32,
+    factor: f32,
+    #[comptime] softcap: bool,
+    #[comptime] gradient: bool,
+) {
+    let mut partial = Shared::<[f32]>::new_slice(256usize);
+    let wanted = (CUBE_POS as usize) < rows;
+    let row = select(wanted, CUBE_POS as usize, 0usize);
+    let start = row * classes;
+    let target = targets[row] as usize;
+
+    let mut largest = f32::new(-3.0e38);
+    let mut i = UNIT_POS as usize;
+    while i < classes {
+        let mut z = logits[start + i];
+        if comptime!(softcap) {
+            z = capped(z, cap);
+        }
+        largest = f32::max(largest, z);
+        i += UNITS;
+    }
+    let largest = max_units(largest, &mut partial);
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < classes {
+        let mut z = logits[start + i];
+        if comptime!(softcap) {
+            z = capped(z, cap);
+        }
+        sum += f32::exp(z - largest);
+        i += UNITS;
+    }
+    let sum = sum_units(sum, &mut partial);
+    let mut at_target = logits[start + target];
+    if comptime!(softcap) {
+        at_target = capped(at_target, cap);
+    }
+    sync_cube();
+    if wanted {
+        if UNIT_POS == 0u32 {
+            loss[places[row] as usize] = f32::ln(sum) + largest - at_target;
+        }
+        if comptime!(gradient) {
+            let mut i = UNIT_POS as usize;
+            while i < classes {
+                let mut z = logits[start + i];
+                let mut slope = 1.0f32;
+                if comptime!(softcap) {
+                    z = capped(z, cap);
+                    // The slope of the softcap: d z / d raw = 1 - (z / cap)^2.
+                    slope = 1.0f32 - (z / cap) * (z / cap);
+                }
+                let hit = select(i == target, 1.0f32, 0.0f32);
+                logits[start + i] = factor * slope * (f32::exp(z - largest) / sum - hit);
+                i += UNITS;
+            }
+        }
+    }
+}
+
+#[cube(launch)]
+fn cap_logits(logits: &mut [f32], cap: f32) {
+    let i = ABSOLUTE_POS;
+    if i < logits.len() {
+        logits[i] = capped(logits[i], cap);
+    }
+}
+
+/// Moves whole rows of `x` to a new tensor `[places, cols]`.
+fn gathered(x: &CubeTensor, places: &CubeTensor, rows: usize) -> CubeTensor {
+    let [_, cols] = x.shape().dims();
+    let y = empty(x, [rows, cols], DType::F32);
+    let client = x.client.clone();
+    let (x, places) = (x.clone().into_buffer_arg(), places.clone().into_buffer_arg());
+    move_rows::launch(&client, cover(rows * cols), units(), x, places, y.clone().into_buffer_arg(), rows, cols, false);
+    y
+}
+
+/// Losses `[n]` and, for a `factor`, the gradient `[n, h]`; ignored rows are neither read nor multiplied.
+fn loss_and_gradient(
+    hidden: CubeTensor,
+    weight: CubeTensor,
+    targets: &[i32],
+    head: Head,
+    factor: Option<f64>,
+) -> (CubeTensor, Option<CubeTensor>) {
+    let hidden = packed("linear_cross_entropy", hidden);
+    let ([n, h], [classes, _]) = (hidden.shape().dims(), weight.shape().dims());
+    let (client, device) = (hidden.client.clone(), hidden.device.clone());
+    let loss = zeros(device.clone(), [n].into(), DType::F32);
+    let d_hidden = factor.map(|_| zeros(device, [n, h].into(), DType::F32));
+    let kept: Vec<u32> = (0..n as u32).filter(|&row| targets[row as usize] != IGNORED).collect();
+    for kept in kept.chunks(head.chunk_rows) {
+        let rows = kept.len();
+        let places = upload(&hidden, kept);
+        let kept_targets: Vec<u32> = kept.iter().map(|&row| targets[row as usize] as u32).collect();
+        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), Into::New(1.0));
+        debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), workspace_bytes(rows, classes));
+        row_loss::launch(
+            &client,
+            line(rows),
+            units(),
+            logits.clone().into_buffer_arg(),
+            upload(&hidden, &kept_targets).into_buffer_arg(),
+            places.clone().into_buffer_arg(),
+            loss.clone().into_buffer_arg(),
+            rows,
+            classes,
+            head.softcap.unwrap_or(1.0) as f32,
+            factor.unwrap_or(1.0) as f32,
+            head.softcap.is_some(),
+            factor.is_some(),
+        );
+        if let Some(d_hidden) = &d_hidden {
+            let part = product((logits, false), (weight.clone(), false), Into::New(1.0)).into_buffer_arg();
+            let (places, d_hidden) = (places.into_buffer_arg(), d_hidden.clone().into_buffer_arg());
+            move_rows::launch(&client, cover(rows * h), units(), part, places, d_hidden, rows, h, true);
+        }
+    }
+    (loss, d_hidden)
+}
+
+impl CrossEntropyOps for CubeBackend {
+    fn linear_cross_entropy(hidden: CubeTensor, weight: CubeTensor, targets: Vec<i32>, head: Head) -> CubeTensor {
+        loss_and_gradient(hidden, weight, &targets, head, None).0
+    }
+
+    fn linear_cross_entropy_grad(
+        hidden: CubeTensor,
+        weight: CubeTensor,
+        targets: Vec<i32>,
+        head: Head,
+        grad_scale: f64,
+    ) -> (CubeTensor, CubeTensor) {
+        let (loss, d_hidden) = loss_and_gradient(hidden, weight, &targets, head, Some(grad_scale));
+        (loss, d_hidden.expect("a gradient was asked for"))
+    }
+
+    fn head_logits(hidden: CubeTensor, weight: CubeTensor, softcap: Option<f64>) -> CubeTensor {
+        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), Into::New(1.0));
+        if let Some(cap) = softcap {
+            let elements = logits.shape().num_elements();
+            let client = logits.client.clone();
+            cap_logits::launch(&client, cover(elements), units(), logits.clone().into_buffer_arg(), cap as f32);
+        }
+        logits
+    }
+}

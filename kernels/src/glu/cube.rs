@@ -1,0 +1,82 @@
+//! The gated linear unit on cubecl: one unit an element.
+
+use super::GluOps;
+use crate::cube::{cover, empty, packed, units};
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// sqrt(2 / pi) and 0.044715 sqrt(2 / pi), both doubled: (1 + tanh u) / 2 is the logistic function of 2 u.
+const LINEAR: f32 = 1.595_769;
+const CUBIC: f32 = 0.071_354_82;
+
+/// The share of x that gelu keeps. The exponent is bounded: not every device's exp reaches infinity in order.
+#[cube]
+fn gelu_share(x: f32) -> f32 {
+    let exponent = f32::min(0.0f32 - x * (LINEAR + CUBIC * x * x), 88.0f32);
+    1.0f32 / (1.0f32 + f32::exp(exponent))
+}
+
+/// gelu(x).
+#[cube]
+pub(crate) fn gelu(x: f32) -> f32 {
+    x * gelu_share(x)
+}
+
+/// The derivative of gelu.
+#[cube]
+pub(crate) fn gelu_derivative(x: f32) -> f32 {
+    let s = gelu_share(x);
+    s + x * s * (1.0f32 - s) * (LINEAR + 3.0f32 * CUBIC * x * x)
+}
+
+#[cube(launch)]
+fn geglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let i = ABSOLUTE_POS;
+    if i < out.len() {
+        out[i] = gelu(gate[i]) * up[i];
+    }
+}
+
+#[cube(launch)]
+fn geglu_backward(gate: &[f32], up: &[f32], d_out: &[f32], d_gate: &mut [f32], d_up: &mut [f32]) {
+    let i = ABSOLUTE_POS;
+    if i < d_out.len() {
+        d_gate[i] = d_out[i] * up[i] * gelu_derivative(gate[i]);
+        d_up[i] = d_out[i] * gelu(gate[i]);
+    }
+}
+
+impl GluOps for CubeBackend {
+    fn geglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
+        let [gate, up] = [gate, up].map(|tensor| packed("geglu", tensor));
+        let out = empty(&gate, gate.shape(), DType::F32);
+        geglu::launch(
+            &gate.client.clone(),
+            cover(out.shape().num_elements()),
+            units(),
+            gate.into_buffer_arg(),
+            up.into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+        );
+        out
+    }
+
+    fn geglu_backward(gate: CubeTensor, up: CubeTensor, d_out: CubeTensor) -> (CubeTensor, CubeTensor) {
+        let [gate, up, d_out] = [gate, up, d_out].map(|tensor| packed("geglu", tensor));
+        let (d_gate, d_up) = (empty(&gate, gate.shape(), DType::F32), empty(&gate, gate.shape(), DType::F32));
+        geglu_backward::launch(
+            &gate.client.clone(),
+            cover(gate.shape().num_elements()),
+            units(),
+            gate.into_buffer_arg(),
+            up.into_buffer_arg(),
+            d_out.into_buffer_arg(),
+            d_gate.clone().into_buffer_arg(),
+            d_up.clone().into_buffer_arg(),
+        );
+        (d_gate, d_up)
+    }
+}

@@ -1,0 +1,52 @@
+//! The trainer on the device that wgpu finds, beside the same trainer on the CPU.
+
+mod common;
+
+use common::{fails, ok};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// The metrics of two whole steps of the quickstart on `device`, and the provenance.
+fn steps_on(device: &str, dir: &Path) -> (Vec<Value>, Value) {
+    let (run, device) = (dir.join(device), format!("model.device={device}"));
+    let sets = ["--set", &device, "--set", "train.max_steps=2", "--set", "eval.max_records_per_root=0"];
+    ok(&[&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap()], &sets[..]].concat());
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let provenance = fs::read(run.join("provenance.json")).unwrap();
+    (
+        metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),
+        serde_json::from_slice(&provenance).unwrap(),
+    )
+}
+
+#[test]
+fn a_step_of_the_quickstart_gives_the_loss_of_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let (on_cpu, _) = steps_on("cpu", dir.path());
+    let (on_wgpu, provenance) = steps_on("wgpu", dir.path());
+    assert_eq!(on_wgpu.len(), 2);
+    for (cpu, wgpu) in on_cpu.iter().zip(&on_wgpu) {
+        // The second loss is after an update, so the gradients count too.
+        for field in ["loss", "grad_norm"] {
+            let number = |metrics: &Value| metrics[field].as_f64().unwrap_or_else(|| panic!("{field} in {metrics}"));
+            println!("{field}: {} on the CPU, {} on wgpu", number(cpu), number(wgpu));
+            assert!((number(cpu) - number(wgpu)).abs() <= 1e-3 * number(cpu).max(1.0), "{cpu}\n{wgpu}");
+        }
+    }
+    for (name, kernel) in provenance["kernels"].as_object().unwrap() {
+        assert!(kernel["requested"].as_str().unwrap().starts_with("wgpu"), "{name}: {kernel}");
+        assert_eq!(kernel["resolved"], "cubecl-f32-wgpu<wgsl>", "{name}");
+    }
+    assert_eq!(provenance["machine"]["device"], "wgpu");
+}
+
+#[test]
+fn weights_that_the_device_cannot_hold_are_refused_by_the_kernel_that_lacks_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let sets = ["--set", "model.device=wgpu", "--set", "model.weights=bf16"];
+    let error =
+        fails(&[&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap()], &sets[..]].concat(), 9);
+    assert!(error.contains("device::unsupported") && error.contains("`lora_linear`"), "{error}");
+}
