@@ -1,11 +1,14 @@
 //! What the types of the schema cannot say: ranges, and values that contradict each other.
 
 use super::{Config, Origin, PLUGIN_KINDS, PluginsConfig, Targets, keys};
+use crate::corpus::COLUMNS;
 use crate::error::{Error, Result};
 use std::fmt::Debug;
 
 /// Longest record that a configuration may ask for, in tokens.
 const MAX_SEQ_LEN_MAX: usize = 1 << 24;
+/// How often a source's record may be trained in an epoch.
+const WEIGHT_MAX: f64 = 1000.0;
 /// Largest rank, far beyond any layer's width.
 const RANK_MAX: usize = 1 << 16;
 
@@ -26,6 +29,14 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
     for (i, source) in data.sources.iter().enumerate() {
         let key = |field| keys::join(&keys::index("data.sources", i), field);
         check.that(!source.root.is_empty(), &key("root"), &source.root, "the name of a root")?;
+        let weight = source.weight > 0.0 && source.weight <= WEIGHT_MAX;
+        check.that(weight, &key("weight"), &source.weight, &format!("more than 0, to {WEIGHT_MAX}"))?;
+        check.that(source.cap != Some(0), &key("cap"), &source.cap, "1 record or more")?;
+        for column in source.columns.keys() {
+            let known = COLUMNS.contains(&column.as_str());
+            let expected = format!("columns by the keys {}", COLUMNS.join(", "));
+            check.that(known, &key("columns"), &source.columns, &expected)?;
+        }
         let first = data.sources[..i].iter().position(|earlier| earlier.path == source.path);
         if let Some(first) = first {
             let expected = format!("each file once; `data.sources[{first}]` reads it already");

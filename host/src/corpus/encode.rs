@@ -139,6 +139,7 @@ impl Encoder {
                 let labels = ids.iter().map(|&id| id as i32).collect();
                 (ids, labels)
             }
+            Content::Completion { prompt, completion } => self.completion(prompt, completion)?,
             Content::Tokens { ids, labels } => {
                 let all = || ids.iter().map(|&id| id as i32).collect();
                 (ids.clone(), labels.clone().unwrap_or_else(all))
@@ -147,6 +148,22 @@ impl Encoder {
         if let Some(first) = labels.first_mut() {
             *first = NOT_TRAINED;
         }
+        Ok((ids, labels))
+    }
+
+    /// The two are tokenised apart, as they will be when the model continues the prompt; the eos token follows them.
+    fn completion(&self, prompt: &str, completion: &str) -> Result<(Vec<u32>, Vec<i32>)> {
+        let tokenizer = self.tokenizer()?;
+        let mut ids = tokenizer.encode(prompt)?.ids;
+        if let Some(bos) = tokenizer.text_bos().filter(|bos| ids.first() != Some(bos)) {
+            ids.insert(0, bos);
+        }
+        let mut labels = vec![NOT_TRAINED; ids.len()];
+        let mut trained = tokenizer.encode(completion)?.ids;
+        let silent = trained.is_empty();
+        trained.extend(tokenizer.special_id("eos_token").filter(|eos| !silent && trained.last() != Some(eos)));
+        labels.extend(trained.iter().map(|&id| id as i32));
+        ids.extend(trained);
         Ok((ids, labels))
     }
 
@@ -300,7 +317,11 @@ mod tests {
 
     fn encode(encoder: &Encoder, record: &Value) -> Result<Record> {
         let path = Path::new("talk.jsonl");
-        encoder.encode(path, 0, &reader::parse_line(path, 1, record.to_string().as_bytes())?.unwrap())
+        encoder.encode(
+            path,
+            0,
+            &reader::parse_row(path, 1, record.to_string().as_bytes(), &Default::default())?.unwrap(),
+        )
     }
 
     fn trained_text(encoder: &Encoder, record: &Record) -> String {

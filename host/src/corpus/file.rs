@@ -1,7 +1,8 @@
 //! One file's records, encoded on all cores, chunk by chunk.
 
 use super::encode::{Encoder, Record};
-use super::{FileInfo, reader, split};
+use super::reader::{self, Columns};
+use super::{FileInfo, split};
 use crate::config::SplitBy;
 use crate::error::{Error, Result};
 use rayon::prelude::*;
@@ -31,18 +32,21 @@ pub struct Line {
 pub fn encode_file(
     encoder: &Encoder,
     path: &Path,
+    columns: &Columns,
     root: u32,
     by: SplitBy,
     mut each: impl FnMut(Vec<Encoded>) -> Result<()>,
 ) -> Result<FileInfo> {
-    let mut lines = reader::Lines::open(path)?;
+    let mut rows = reader::Rows::open(path)?;
+    let (format, compression) = (rows.format(), rows.compression());
     let mut records = 0;
     loop {
-        let chunk = lines.next_chunk()?;
+        let chunk = rows.next_chunk()?;
         if chunk.is_empty() {
             break;
         }
-        let encode = |(line, bytes): (u64, Vec<u8>)| encode_line(encoder, path, root, by, line, bytes).transpose();
+        let encode =
+            |(line, bytes): (u64, Vec<u8>)| encode_line(encoder, path, columns, root, by, line, bytes).transpose();
         let encoded: Vec<Option<Result<Encoded>>> = chunk.into_par_iter().map(encode).collect();
         let encoded: Vec<Encoded> = encoded.into_iter().flatten().collect::<Result<_>>()?;
         records += encoded.len() as u64;
@@ -50,22 +54,23 @@ pub fn encode_file(
     }
     if records == 0 {
         return Err(Error::new("corpus::empty_file", format!("{} has no records", path.display()))
-            .expected("one JSON object a line"));
+            .expected("JSON objects, one a line or in an array"));
     }
-    let (bytes, sha256) = lines.finish();
-    Ok(FileInfo { path: path.into(), root: String::new(), bytes, sha256, records })
+    let (bytes, sha256) = rows.finish()?;
+    Ok(FileInfo { path: path.into(), root: String::new(), format, compression, bytes, sha256, records })
 }
 
 /// The line's outcome; `None` where it is blank.
 pub fn encode_line(
     encoder: &Encoder,
     path: &Path,
+    columns: &Columns,
     root: u32,
     by: SplitBy,
     line: u64,
     bytes: Vec<u8>,
 ) -> Result<Option<Encoded>> {
-    let Some(raw) = reader::parse_line(path, line, &bytes)? else { return Ok(None) };
+    let Some(raw) = reader::parse_row(path, line, &bytes, columns)? else { return Ok(None) };
     let record = encoder.encode(path, root, &raw);
     let key = split::key(by, &raw.id, &raw.content);
     let json = String::from_utf8(bytes).expect("a line that was parsed is UTF-8").trim().to_string();

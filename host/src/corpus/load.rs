@@ -4,12 +4,14 @@ use super::encode::{Encoder, Record};
 use super::file::{Encoded, Line, encode_file, encode_line};
 use super::filter::{Filtering, Judged};
 use super::length::LengthLimit;
+use super::reader;
+use super::weigh::{Keyed, weigh};
 use super::{Corpus, FileInfo, split};
 use crate::config::{DataConfig, SourceConfig};
 use crate::error::{Error, Result};
 use crate::plugins::{CorpusFilter, Verdict};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Reads, renders, tokenises, filters, cuts and splits all sources of `config` for the model in the folder `base`, whose
 /// embedding has `vocab_size` rows.
@@ -33,15 +35,25 @@ pub fn load(config: &DataConfig, base: &Path, vocab_size: usize, filter: &mut Co
         filtering: Filtering::new(filter, &roots),
         limit: LengthLimit::new(config.max_seq_len, config.overlong, &roots),
         places: HashMap::new(),
+        read: HashMap::new(),
         train: Vec::new(),
         held_out: Vec::new(),
     };
     let mut files = Vec::new();
+    let mut sources = Vec::new();
+    let mut train = Vec::new();
+    let mut held_out = Vec::new();
     for source in &config.sources {
         let root = roots.iter().position(|root| *root == source.root).unwrap_or_default();
-        files.push(loader.source(source, root as u32)?);
+        let first = files.len();
+        for path in reader::expand(&source.path)? {
+            files.push(loader.file(source, path, root as u32)?);
+        }
+        sources.push(weigh(source, &files[first..], &mut loader.train, &mut loader.held_out)?);
+        train.extend(loader.train.drain(..).map(|(_, record)| record));
+        held_out.append(&mut loader.held_out);
     }
-    let Loader { filtering, limit, train, mut held_out, .. } = loader;
+    let Loader { filtering, limit, .. } = loader;
     held_out.sort_by_key(|(key, record): &(u64, Record)| (record.root, *key));
     let held_out: Vec<Record> = held_out.into_iter().map(|(_, record)| record).collect();
     let mut warnings = encoder.warnings()?;
@@ -66,6 +78,7 @@ pub fn load(config: &DataConfig, base: &Path, vocab_size: usize, filter: &mut Co
         filtered: filtering.finish(),
         report,
         files,
+        sources,
         template: encoder.template().map(|template| template.info().clone()),
         tokenizer_sha256: encoder.tokenizer().ok().map(|tokenizer| tokenizer.sha256().to_string()),
         warnings,
@@ -79,9 +92,12 @@ struct Loader<'a> {
     limit: LengthLimit,
     /// Where each id stands.
     places: HashMap<String, String>,
-    train: Vec<Record>,
-    /// With what the split goes by.
-    held_out: Vec<(u64, Record)>,
+    /// Which source reads each file.
+    read: HashMap<PathBuf, PathBuf>,
+    /// What the source at hand has to train on.
+    train: Keyed,
+    /// What is held out of it.
+    held_out: Keyed,
 }
 
 /// What became of one file's records.
@@ -93,9 +109,15 @@ struct Tally {
 }
 
 impl Loader<'_> {
-    fn source(&mut self, source: &SourceConfig, root: u32) -> Result<FileInfo> {
+    fn file(&mut self, source: &SourceConfig, path: PathBuf, root: u32) -> Result<FileInfo> {
+        if let Some(other) = self.read.insert(path.clone(), source.path.clone()) {
+            let message = format!("{}: the source {} reads it already", path.display(), other.display());
+            return Err(Error::new("corpus::file_twice", message).expected("each file once"));
+        }
+        let source = &SourceConfig { path, ..source.clone() };
         let mut tally = Tally::default();
-        let mut file = encode_file(self.encoder, &source.path, root, self.config.split_by, |lines| {
+        let by = self.config.split_by;
+        let mut file = encode_file(self.encoder, &source.path, &source.columns, root, by, |lines| {
             let lines = self.name_apart(lines, source)?;
             let lines = self.set_refused_aside(lines, root, &mut tally)?;
             self.filter(lines, source, root, &mut tally)
@@ -175,7 +197,7 @@ impl Loader<'_> {
 
     fn replacement(&self, json: String, line: &Line, source: &SourceConfig, root: u32) -> Result<(u64, Record)> {
         let by = self.config.split_by;
-        let encoded = encode_line(self.encoder, &source.path, root, by, line.line, json.into_bytes())?;
+        let encoded = encode_line(self.encoder, &source.path, &source.columns, root, by, line.line, json.into_bytes())?;
         let (replaced, record) = encoded.expect("a JSON object is not blank");
         Ok((replaced.key, Record { id: line.id.clone(), ..record? }))
     }
@@ -185,7 +207,7 @@ impl Loader<'_> {
             tally.kept += 1;
             match split::is_held_out(key, self.config.held_out) {
                 true => self.held_out.push((key, record)),
-                false => self.train.push(record),
+                false => self.train.push((key, record)),
             }
         }
         Ok(())

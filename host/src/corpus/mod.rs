@@ -1,4 +1,4 @@
-//! From JSONL files to tokens and labels: read, render, find what is trained, tokenise, filter, cut, split.
+//! From files to tokens and labels: read, render, find what is trained, tokenise, filter, cut, split.
 //!
 //! [`load()`] is the whole path. Nothing here knows how records are ordered or batched.
 
@@ -13,14 +13,17 @@ mod spans;
 mod split;
 mod template;
 mod tokenizer;
+mod weigh;
 
 pub use encode::{Encoder, NOT_TRAINED, PromptForm, Record};
 pub use filter::{FilterReport, Filtered, RootFiltered};
 pub use length::{Refusal, RootReport, TruncationReport};
 pub use load::load;
+pub use reader::{COLUMNS, Compression, Format};
 pub use spans::EndOfTurn;
 pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
+pub use weigh::SourceReport;
 
 use crate::config::SplitBy;
 use crate::error::{Error, Result};
@@ -41,8 +44,10 @@ pub struct Corpus {
     pub filtered: FilterReport,
     /// What the length limit cost.
     pub report: TruncationReport,
-    /// The files.
+    /// The files, in the order of the sources.
     pub files: Vec<FileInfo>,
+    /// What caps and weights made of each source.
+    pub sources: Vec<SourceReport>,
     /// The chat template, where the run names one.
     pub template: Option<TemplateInfo>,
     /// sha256 of the base's `tokenizer.json`, where it has one.
@@ -51,16 +56,20 @@ pub struct Corpus {
     pub warnings: Vec<String>,
 }
 
-/// A source as it was read.
+/// A file as it was read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FileInfo {
     /// Its path.
     pub path: PathBuf,
     /// The root its records count to.
     pub root: String,
+    /// How it holds its records.
+    pub format: Format,
+    /// How it is compressed.
+    pub compression: Compression,
     /// Size in bytes.
     pub bytes: u64,
-    /// sha256 of its bytes.
+    /// sha256 of its bytes as they lie on disk.
     pub sha256: String,
     /// Records in it.
     pub records: u64,
@@ -90,7 +99,7 @@ impl Corpus {
 /// As [`load`], and `corpus::undecidable_spans`.
 pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>> {
     let mut records = Vec::new();
-    file::encode_file(encoder, path, 0, SplitBy::default(), |lines| {
+    file::encode_file(encoder, path, &Default::default(), 0, SplitBy::default(), |lines| {
         lines.into_iter().try_for_each(|(_, record)| {
             records.push(record?);
             Ok(())
@@ -104,7 +113,7 @@ pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>>
 /// # Errors
 /// Class `corpus`.
 pub fn check_record(path: &Path, line: u64, json: &str) -> Result<()> {
-    reader::parse_line(path, line, json.as_bytes()).map(drop)
+    reader::parse_row(path, line, json.as_bytes(), &Default::default()).map(drop)
 }
 
 /// A JSON file of the base folder; `None` where there is none.
@@ -151,7 +160,7 @@ mod tests {
     use crate::plugins::{CorpusFilter, Kind, PluginRef};
 
     fn config(sources: &[(&Path, &str)]) -> DataConfig {
-        let source = |&(path, root): &(&Path, &str)| SourceConfig { path: path.into(), root: root.into() };
+        let source = |&(path, root): &(&Path, &str)| SourceConfig::new(path, root);
         DataConfig {
             sources: sources.iter().map(source).collect(),
             template: Some("base".into()),
@@ -224,6 +233,46 @@ mod tests {
         let renamed: Vec<String> =
             lines[500..700].iter().map(|line| line.replace("\"id\": \"", "\"id\": \"new ")).collect();
         assert_eq!(held_out(&renamed.iter().map(String::as_str).collect::<Vec<_>>()), (train, held));
+    }
+
+    #[test]
+    fn weights_copy_training_records_only_and_files_of_a_folder_are_one_source() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = std::fs::read_to_string(fixtures::path("corpus/smalltalk.jsonl")).unwrap();
+        let lines: Vec<&str> = text.lines().take(200).collect();
+        file(folder.path(), "one.jsonl", &lines[..120]);
+        file(folder.path(), "two.json", &[&format!("[{}]", lines[120..].join(","))]);
+        let mut config = DataConfig { held_out: 0.2, ..config(&[(folder.path(), "talk")]) };
+        let once = load_tiny(&config).unwrap();
+        config.sources[0].weight = 2.0;
+        let twice = load_tiny(&config).unwrap();
+        assert_eq!(once.held_out, twice.held_out);
+        assert_eq!(2 * once.train.len(), twice.train.len());
+        assert!(twice.train.iter().any(|record| record.id == format!("{}#2", once.train[0].id)));
+        assert_eq!(twice.sources[0].copies as usize, once.train.len());
+        assert!(twice.sources[0].to_string().contains("2 files: jsonl, json, 200 records, "), "{}", twice.sources[0]);
+        config.sources[0].cap = Some(50);
+        let capped = load_tiny(&config).unwrap();
+        assert_eq!(capped.train.len() / 2 + capped.held_out.len(), 50);
+        assert_eq!(capped.sources[0].capped, 150);
+        config.sources.push(SourceConfig::new(folder.path().join("o*.jsonl"), "talk"));
+        assert_eq!(load_tiny(&config).unwrap_err().code(), "corpus::file_twice");
+    }
+
+    #[test]
+    fn of_a_prompt_and_its_completion_the_completion_is_trained() {
+        let folder = tempfile::tempdir().unwrap();
+        let turn = |role: &str, words: &str| serde_json::json!({"role": role, "content": words});
+        let chat = serde_json::json!({"prompt": [turn("user", "a"), turn("assistant", "old words"), turn("user", "b")],
+            "completion": [turn("assistant", "new words")]});
+        let path =
+            file(folder.path(), "a.jsonl", &[r#"{"prompt": "One two", "completion": " three"}"#, &chat.to_string()]);
+        let encoder = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048).unwrap();
+        let trained = encode_for_scoring(&encoder, &path).unwrap().into_iter().map(|record| {
+            let ids: Vec<u32> = record.labels.iter().filter(|&&label| label >= 0).map(|&label| label as u32).collect();
+            encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
+        });
+        assert_eq!(trained.collect::<Vec<_>>(), [" three<turn|>", "new words<turn|>"]);
     }
 
     #[test]

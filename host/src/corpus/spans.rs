@@ -126,7 +126,7 @@ impl Renderer<'_> {
             let Some(length) = words_length(&whole[at..], &words(&chat.messages[i]), fixed[k + 1], last) else {
                 return Ok(None);
             };
-            if length > 0 {
+            if length > 0 && i >= chat.trained_from {
                 spans.push(at..with_end(whole, at + length, end));
             }
             at += length + fixed[k + 1].len();
@@ -172,7 +172,8 @@ impl Renderer<'_> {
                 }
             }
             let silent = words(&chat.messages[i]).is_empty() && !calls_tools(&chat.messages[i]);
-            for span in found.into_iter().filter(|span| !span.is_empty() && !silent) {
+            let given = i < chat.trained_from;
+            for span in found.into_iter().filter(|span| !span.is_empty() && !silent && !given) {
                 if spans.last().is_some_and(|before| before.end > span.start) {
                     return Err(undecidable(&format!("{turn}: it overlaps the turn before")));
                 }

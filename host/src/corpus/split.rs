@@ -17,6 +17,9 @@ pub fn key(by: SplitBy, id: &str, content: &Content) -> u64 {
             hasher.update(serde_json::json!([chat.messages, chat.tools]).to_string());
         }
         Content::Text(text) => hasher.update(text),
+        Content::Completion { prompt, completion } => {
+            hasher.update(serde_json::json!([prompt, completion]).to_string());
+        }
         Content::Tokens { ids, labels } => {
             ids.iter().for_each(|id| hasher.update(id.to_le_bytes()));
             labels.iter().flatten().for_each(|label| hasher.update(label.to_le_bytes()));

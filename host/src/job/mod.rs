@@ -17,7 +17,7 @@ use crate::run::atomic::{self, Existing};
 use crate::run::changes::refuse_changes;
 use crate::run::checkpoint::newest_whole;
 use crate::run::clock::utc_now;
-use crate::run::folder::{CHECKPOINTS, CONFIG, FILTER, ORDER, RunFolder, TRUNCATION};
+use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION};
 use crate::run::manifest::OrderManifest;
 use crate::run::provenance::{EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
@@ -60,6 +60,9 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
     let report = serde_json::to_vec_pretty(&prepared.corpus.report).expect("a report is numbers and strings");
     atomic::write(&folder.file(TRUNCATION), &report, Existing::Refuse)?;
+    let corpus = json!({"files": prepared.corpus.files, "sources": prepared.corpus.sources});
+    let corpus = serde_json::to_vec_pretty(&corpus).expect("a report is numbers and strings");
+    atomic::write(&folder.file(CORPUS), &corpus, Existing::Refuse)?;
     let filtered = serde_json::to_vec_pretty(&prepared.corpus.filtered).expect("a report is numbers and strings");
     atomic::write(&folder.file(FILTER), &filtered, Existing::Refuse)?;
     provenance.write(&folder)?;

@@ -70,6 +70,9 @@ impl Prepared {
 
         let started = Instant::now();
         let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size, &mut policies.filter)?;
+        for source in &corpus.sources {
+            reporter.line(format!("source      {source}"));
+        }
         if !corpus.filtered.records.is_empty() {
             reporter.line(corpus.filtered.to_string());
         }

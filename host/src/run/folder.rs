@@ -16,6 +16,8 @@ pub const ORDER: &str = "order-manifest.jsonl";
 pub const METRICS: &str = "metrics.jsonl";
 /// How long each step took; apart, since no two runs agree on it.
 pub const TIMING: &str = "timing.jsonl";
+/// What was read: files, their formats, what caps and weights did.
+pub const CORPUS: &str = "corpus-report.json";
 /// Which records were cut or left out, by root.
 pub const TRUNCATION: &str = "truncation-report.json";
 /// Which records the corpus filter left out or replaced, and why.

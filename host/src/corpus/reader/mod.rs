@@ -1,0 +1,128 @@
+//! Files, row by row: bytes to records that still hold text.
+//!
+//! Nothing here renders or tokenises. A row that cannot be read is an error that names the file and the row: the line of
+//! JSONL, the place in the array of JSON.
+
+mod files;
+mod message;
+mod rows;
+mod shape;
+mod stream;
+
+pub use files::expand;
+pub use message::chat;
+pub use rows::{Format, Rows};
+pub use shape::COLUMNS;
+pub use stream::Compression;
+
+use crate::error::{Error, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Keys of a record and the names that a file's columns have instead.
+pub type Columns = BTreeMap<String, String>;
+
+/// One record as the file has it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RawRecord {
+    /// The record's own `id`, or `<file stem>:<row>`.
+    pub id: String,
+    /// Whether it is the record's own.
+    pub named: bool,
+    /// Number of the row in its file, from 1.
+    pub line: u64,
+    /// What is to be trained on.
+    pub content: Content,
+}
+
+/// The shapes a record may have.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Content {
+    /// A conversation, and the tools it may call.
+    Chat(Chat),
+    /// Plain text.
+    Text(String),
+    /// Plain text of which the second part alone is trained.
+    Completion {
+        /// What is given.
+        prompt: String,
+        /// What is to be learned, up to its end.
+        completion: String,
+    },
+    /// Tokens made elsewhere, with unshifted labels (-100: not trained) where the record has them.
+    Tokens {
+        /// Token ids.
+        ids: Vec<u32>,
+        /// One label for each id, or none: everything is trained.
+        labels: Option<Vec<i32>>,
+    },
+}
+
+/// A conversation as the chat template gets it: keys and values stay as the file has them, except that the arguments of
+/// a tool call given as JSON text have become the object they spell.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Chat {
+    /// Objects with `role`, `content` and whatever else the template reads.
+    pub messages: Vec<Value>,
+    /// The record's `tools`, or null.
+    pub tools: Value,
+    /// What the assistant says is trained from this message on, counted from 0.
+    pub trained_from: usize,
+}
+
+/// The record in one row; `None` where the row is blank.
+///
+/// # Errors
+/// `corpus::nul_byte`, `corpus::invalid_utf8`, `corpus::bad_json`, `corpus::unknown_shape`, `corpus::bad_message`,
+/// `corpus::bad_labels`: all name the file and the row.
+pub fn parse_row(path: &Path, line: u64, bytes: &[u8], columns: &Columns) -> Result<Option<RawRecord>> {
+    let at = format!("{}:{line}", path.display());
+    if let Some(byte) = bytes.iter().position(|&b| b == 0) {
+        return Err(Error::new("corpus::nul_byte", format!("{at}: byte {} is NUL", byte + 1))
+            .expected("UTF-8 text")
+            .help("the file may be UTF-16 or cut short"));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        Error::new("corpus::invalid_utf8", format!("{at}: byte {} is not UTF-8", e.valid_up_to() + 1)).source(e)
+    })?;
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let value: Value = serde_json::from_str(text)
+        .map_err(|e| Error::new("corpus::bad_json", format!("{at}: column {}: {e}", e.column())).source(e))?;
+    let Value::Object(mut object) = value else {
+        return Err(
+            Error::new("corpus::unknown_shape", format!("{at}: the row is {}", kind(&value))).expected("a JSON object")
+        );
+    };
+    shape::rename(&mut object, columns);
+    let id = match object.get("id") {
+        None | Some(Value::Null) => {
+            format!("{}:{line}", files::stem(path))
+        }
+        Some(Value::String(id)) => id.clone(),
+        Some(Value::Number(id)) => id.to_string(),
+        Some(other) => {
+            let message = format!("{at}: `id` is {}", kind(other));
+            return Err(Error::new("corpus::unknown_shape", message).expected("a string or a number"));
+        }
+    };
+    let named = !object.get("id").is_none_or(Value::is_null);
+    let content = shape::content(&at, &mut object, columns)?;
+    Ok(Some(RawRecord { id, named, line, content }))
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests;
