@@ -10,7 +10,7 @@ use super::{Corpus, FileInfo, split};
 use crate::config::{DataConfig, SourceConfig};
 use crate::error::{Error, Result};
 use crate::plugins::{CorpusFilter, Verdict};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Reads, renders, tokenises, filters, cuts and splits all sources of `config` for the model in the folder `base`, whose
@@ -65,6 +65,11 @@ pub fn load(config: &DataConfig, base: &Path, vocab_size: usize, filter: &mut Co
         if config.held_out > 0.0 && none(&held_out) {
             warnings.push(format!("root {root}: no record is held out, it cannot be evaluated"));
         }
+    }
+    let mut ids = HashSet::new();
+    if let Some(copy) = train.iter().chain(&held_out).find(|record| !ids.insert(record.id.as_str())) {
+        let message = format!("a source's weight makes a copy called {:?}, which is a record's own id", copy.id);
+        return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus"));
     }
     let report = limit.finish();
     if !report.refused.is_empty() {
@@ -132,11 +137,15 @@ impl Loader<'_> {
         Ok(file)
     }
 
-    /// Files of the same name in two folders: records without an id of their own are told apart by their root.
+    /// Files of the same name in two folders: records without an id of their own are told apart by their root, and in one
+    /// root by their file's whole path.
     fn name_apart(&mut self, mut lines: Vec<Encoded>, source: &SourceConfig) -> Result<Vec<Encoded>> {
         for (line, record) in &mut lines {
             if !line.named && self.places.contains_key(&line.id) {
                 line.id = format!("{}/{}", source.root, line.id);
+                if self.places.contains_key(&line.id) {
+                    line.id = format!("{}-{}", source.path.display(), line.line);
+                }
                 if let Ok(record) = record {
                     record.id = line.id.clone();
                 }
@@ -145,7 +154,7 @@ impl Loader<'_> {
             if let Some(first) = self.places.insert(line.id.clone(), place.clone()) {
                 let message = format!("{place}: the id {:?} stands at {first} too", line.id);
                 return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus")
-                    .help("records without an `id` are named after their file and line, and after their root where that is taken"));
+                    .help("records without an `id` are named after their file and line, and after their root or their path where that is taken"));
             }
         }
         Ok(lines)

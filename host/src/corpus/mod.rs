@@ -286,6 +286,25 @@ mod tests {
     }
 
     #[test]
+    fn files_of_one_name_in_many_folders_are_told_apart_and_a_copy_takes_no_ones_id() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+            file(&folder.path().join(name), "talk.jsonl", &[&format!(r#"{{"text": "words of {name}"}}"#)]);
+        }
+        let all = DataConfig { held_out: 0.0, ..config(&[(&folder.path().join("*/talk.jsonl"), "x")]) };
+        let corpus = load_tiny(&all).unwrap();
+        let ids: HashSet<&str> = corpus.train.iter().map(|record| record.id.as_str()).collect();
+        assert_eq!(ids.len(), 3, "{ids:?}");
+
+        let lines = [r#"{"id": "a", "text": "one"}"#, r#"{"id": "a#2", "text": "two"}"#];
+        let path = file(folder.path(), "copies.jsonl", &lines);
+        let mut twice = DataConfig { held_out: 0.0, ..config(&[(&path, "x")]) };
+        twice.sources[0].weight = 2.0;
+        assert_eq!(load_tiny(&twice).unwrap_err().code(), "corpus::duplicate_id");
+    }
+
+    #[test]
     fn a_file_that_gives_nothing_to_train_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let load_lines = |lines: &[&str]| {

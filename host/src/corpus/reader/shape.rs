@@ -50,18 +50,22 @@ pub fn is_record(value: &Value) -> bool {
     value.as_object().is_some_and(|object| SHAPES.iter().any(|shape| shape.fits(object)))
 }
 
-/// Gives the file's own columns the names of a record's keys.
+/// Gives the file's own columns the names of a record's keys. A row without such a column keeps what it has.
 pub fn rename(object: &mut Map<String, Value>, columns: &Columns) {
-    let found: Vec<_> =
-        columns.iter().map(|(key, column)| (key, object.get(column).cloned().unwrap_or_default())).collect();
+    let present = |(key, column)| object.get(column).map(|value| (key, value.clone()));
+    let found: Vec<(&String, Value)> = columns.iter().filter_map(present).collect();
     columns.values().for_each(|column| drop(object.shift_remove(column)));
     found.into_iter().for_each(|(key, value)| drop(object.insert(key.clone(), value)));
 }
 
-/// What a record has to be trained on; of two shapes the one that `columns` names.
+/// What a record has to be trained on; of two shapes the one that `columns` names. Alpaca's own files have the whole prompt
+/// in `text` besides.
 pub fn content(at: &str, object: &mut Map<String, Value>, columns: &Columns) -> Result<Content> {
     let mut fitting: Vec<Shape> = SHAPES.into_iter().filter(|shape| shape.fits(object)).collect();
     if fitting.len() > 1 {
+        if fitting.iter().any(|shape| shape.keys.contains(&"instruction")) && !columns.contains_key("text") {
+            fitting.retain(|shape| shape.keys != ["text"]);
+        }
         let named = |shape: &Shape| shape.keys.iter().all(|key| columns.contains_key(*key));
         if let Some(at) = fitting.iter().position(named) {
             fitting = vec![fitting[at]];

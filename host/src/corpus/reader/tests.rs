@@ -219,10 +219,14 @@ fn columns_give_names_and_decide_between_shapes() {
     let expected = Content::Completion { prompt: "b".into(), completion: "a".into() };
     assert_eq!(swapped.unwrap().unwrap().content, expected);
     let line = r#"{"instruction": "a", "output": "b", "text": "a b"}"#;
+    assert!(matches!(parse(line, &[]).unwrap().unwrap().content, Content::Chat(_)), "the prompt of Alpaca's own files");
+    let line = r#"{"prompt": "a", "completion": "b", "text": "a b"}"#;
     assert_eq!(parse(line, &[]).unwrap_err().code(), "corpus::unknown_shape");
+    let absent = parse(r#"{"text": "b"}"#, &[("text", "body")]).unwrap().unwrap();
+    assert_eq!(absent.content, Content::Text("b".into()), "a row without the column keeps its own key");
     assert_eq!(parse(line, &[("text", "text")]).unwrap().unwrap().content, Content::Text("a b".into()));
     let error = parse(line, &[("messages", "dialog")]).unwrap_err();
-    assert!(error.message().contains("instruction+output, text"), "{error}");
+    assert!(error.message().contains("prompt+completion, text"), "{error}");
 }
 
 /// The texts of a file of `text` records, how it holds them, and the numbers of the rows.
