@@ -391,3 +391,22 @@ fn a_project_that_cannot_be_is_refused() {
     let said = fails(&["plugins", "build", "configs"], 2);
     assert!(said.contains("usage::no_project") && said.contains("plugins new"), "{said}");
 }
+
+#[test]
+fn what_is_trained_and_what_a_limit_costs_can_be_looked_at() {
+    let shown = ok(&["corpus", "inspect", "tests/fixtures/corpus/smalltalk.jsonl", "-n", "2", "--model", BASE]);
+    assert_eq!(shown.matches(" trained\n").count(), 2, "{shown}");
+    assert!(shown.contains("<|turn>model\n⟦") && shown.contains("<turn|>⟧"), "{shown}");
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html").display().to_string();
+    ok(&["corpus", "inspect", QUICKSTART, "-n", "1", "--html", &page]);
+    assert!(fs::read_to_string(&page).unwrap().contains("&lt;turn|&gt;</b>"));
+    assert!(fails(&["corpus", "inspect", QUICKSTART, "--html", &page], 10).contains("exists already"));
+    let said = fails(&["corpus", "inspect", "tests/fixtures/corpus/smalltalk.jsonl"], 2);
+    assert!(said.contains("usage::no_model") && said.contains("--model DIR"), "{said}");
+
+    let reports = ok(&["corpus", "stats", QUICKSTART, "--lengths", "64,512", "--json"]);
+    let reports: Value = serde_json::from_str(&reports).unwrap();
+    let lost = |report: usize| reports[report]["roots"][0]["trained_tokens_lost"].as_u64().unwrap();
+    assert!(lost(0) > lost(1), "{reports}");
+}

@@ -1,21 +1,21 @@
 //! `tunehost corpus`.
 
-use super::{BatchesArgs, print};
-use crate::config;
-use crate::corpus;
-use crate::error::Result;
+use super::{BatchesArgs, InspectArgs, StatsArgs, print};
+use crate::config::{self, Config};
+use crate::corpus::inspect::{self, Marking};
+use crate::corpus::{self, Corpus, Encoder};
+use crate::error::{Error, Result};
 use crate::model::config::TextConfig;
 use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, mixture};
+use crate::run::atomic::{self, Existing};
+use std::io::IsTerminal;
+use std::path::PathBuf;
 
 pub fn batches(args: &BatchesArgs) -> Result<()> {
     let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
-    let plugins = &config.plugins;
-    let find = |kind| PluginRef::configured(kind, plugins);
-    let settings = |kind: Kind| plugins.config.get(kind.config_key());
-    let mut sampler = Sampler::load(&find(Kind::Sampler)?, settings(Kind::Sampler))?;
-    let mut filter = CorpusFilter::load(&find(Kind::CorpusFilter)?, settings(Kind::CorpusFilter))?;
-    let text = TextConfig::read(&config.model.base)?;
-    let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size, &mut filter)?;
+    let mut sampler =
+        Sampler::load(&PluginRef::configured(Kind::Sampler, &config.plugins)?, settings(&config, Kind::Sampler))?;
+    let corpus = load(&config)?;
     let (lengths, roots) = corpus.columns();
     let request = PlanRequest::configured(&config, &lengths, &roots, 0);
     let mixture = mixture::Mixture::of(&sampler.plan(&request)?, &request);
@@ -23,4 +23,65 @@ pub fn batches(args: &BatchesArgs) -> Result<()> {
         true => print(&format!("{:#}", mixture.json())),
         false => print(&mixture::table(&[(sampler.identity().name.clone(), mixture)])),
     }
+}
+
+pub fn inspect(args: &InspectArgs) -> Result<()> {
+    if let Some(path) = args.html.as_deref().filter(|path| path.exists()) {
+        return Err(Error::new("export::exists", format!("{} exists already", path.display())).help("name a new file"));
+    }
+    let (encoder, files) = match args.target.extension().is_some_and(|extension| extension == "toml") {
+        true => {
+            let config = config::load(&args.target, &[], &[])?.config;
+            let vocab_size = TextConfig::read(&config.model.base)?.vocab_size;
+            let encoder = Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size)?;
+            (encoder, config.data.sources.into_iter().map(|source| source.path).collect())
+        }
+        false => {
+            let model = args.model.as_ref().ok_or_else(|| {
+                Error::new("usage::no_model", format!("{} is a file of records", args.target.display()))
+                    .help("name the model whose tokenizer encodes them: --model DIR")
+            })?;
+            let vocab_size = TextConfig::read(model)?.vocab_size;
+            let files: Vec<PathBuf> = vec![args.target.clone()];
+            (Encoder::open(model, Some(&args.template), vocab_size)?, files)
+        }
+    };
+    let mut records = Vec::new();
+    for file in &files {
+        records.extend(corpus::first_records(&encoder, file, args.n)?);
+    }
+    let tokenizer = encoder.tokenizer().ok();
+    if let Some(path) = &args.html {
+        let page = inspect::html(tokenizer, &records)?;
+        atomic::write(path, page.as_bytes(), Existing::Refuse)?;
+        return print(&format!("{} records in {}", records.len(), path.display()));
+    }
+    // an empty NO_COLOR counts as none
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let marking = if !plain && std::io::stdout().is_terminal() { Marking::Colour } else { Marking::Brackets };
+    records.iter().try_for_each(|record| print(&inspect::text(tokenizer, record, marking)?))
+}
+
+pub fn stats(args: &StatsArgs) -> Result<()> {
+    let mut config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let lengths = if args.lengths.is_empty() { vec![config.data.max_seq_len] } else { args.lengths.clone() };
+    // encoded once, at full length
+    config.data.max_seq_len = usize::MAX;
+    let corpus = load(&config)?;
+    let reports = lengths.into_iter().map(|length| corpus.cost_of_limit(length)).collect::<Result<Vec<_>>>()?;
+    match args.json {
+        true => print(&serde_json::to_string_pretty(&reports).expect("numbers and names are JSON")),
+        false => print(&format!("{}\n{}", corpus.report.lengths(), corpus::table_of_limits(&reports))),
+    }
+}
+
+fn load(config: &Config) -> Result<Corpus> {
+    let filter = PluginRef::configured(Kind::CorpusFilter, &config.plugins)?;
+    let mut filter = CorpusFilter::load(&filter, settings(config, Kind::CorpusFilter))?;
+    let text = TextConfig::read(&config.model.base)?;
+    corpus::load(&config.data, &config.model.base, text.vocab_size, &mut filter)
+}
+
+fn settings(config: &Config, kind: Kind) -> Option<&serde_json::Value> {
+    config.plugins.config.get(kind.config_key())
 }

@@ -269,6 +269,40 @@ struct PluginArgs {
 enum CorpusCommand {
     /// What the sampler makes of the corpus: padding waste, micro-batches without padding, roots per accumulation window.
     Batches(BatchesArgs),
+    /// Show records as the model sees them: their text, and which of it is trained.
+    Inspect(InspectArgs),
+    /// What each of several length limits would cost: records and tokens cut, trained tokens lost.
+    Stats(StatsArgs),
+}
+
+#[derive(Debug, Args)]
+struct InspectArgs {
+    /// A configuration (TOML), whose sources are shown one after the other, or one file of records.
+    target: PathBuf,
+    /// How many records of each file, the first ones.
+    #[arg(short, long, value_name = "N", default_value_t = 3)]
+    n: usize,
+    /// For a file of records: the folder of the model, for its tokenizer.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// For a file of records: chat template for `messages`, a file or the word `base`.
+    #[arg(long, value_name = "PATH", default_value = "base")]
+    template: String,
+    /// Write an HTML page to this new file, with each token an element, instead of printing.
+    #[arg(long, value_name = "OUT")]
+    html: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct StatsArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The limits, in tokens: --lengths 4096,8192,16384. Without them, data.max_seq_len alone.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    lengths: Vec<usize>,
+    /// As JSON: one truncation report a limit.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -320,6 +354,8 @@ pub fn execute(cli: Cli) -> Result<()> {
             PluginsCommand::Wit { out } => plugins::wit(out.as_deref()),
         },
         Command::Corpus(CorpusCommand::Batches(args)) => corpus::batches(&args),
+        Command::Corpus(CorpusCommand::Inspect(args)) => corpus::inspect(&args),
+        Command::Corpus(CorpusCommand::Stats(args)) => corpus::stats(&args),
         Command::Grants(GrantsCommand::Open { file }) => grants::open(&file),
         Command::Grants(GrantsCommand::Show { file }) => grants::show(&file),
         Command::Config(ConfigCommand::Show(args)) => config::show(&args),

@@ -156,6 +156,21 @@ impl LengthLimit {
     }
 }
 
+impl TruncationReport {
+    /// The lengths of the records as a table, a line for each root.
+    pub fn lengths(&self) -> String {
+        let mut table =
+            format!("{:<16}{:>9}{:>13}{:>8}{:>8}{:>8}{:>8}\n", "root", "records", "tokens", "p50", "p90", "p99", "max");
+        for root in &self.roots {
+            table += &format!(
+                "{:<16}{:>9}{:>13}{:>8}{:>8}{:>8}{:>8}\n",
+                root.root, root.records, root.tokens, root.p50, root.p90, root.p99, root.max
+            );
+        }
+        table
+    }
+}
+
 impl fmt::Display for TruncationReport {
     /// A table, a line for each root.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -198,6 +213,29 @@ impl fmt::Display for TruncationReport {
         }
         Ok(())
     }
+}
+
+/// What several limits would cost, a line for each limit and root; `reports` has one report a limit.
+pub fn table_of_limits(reports: &[TruncationReport]) -> String {
+    let mut table = format!(
+        "{:>9}  {:<16}{:>9}{:>12}{:>9}{:>14}{:>14}\n",
+        "limit", "root", "cut", "tokens cut", "share", "trained lost", "nothing left"
+    );
+    for report in reports {
+        for root in &report.roots {
+            let lost = root.tokens - root.tokens_kept;
+            table += &format!(
+                "{:>9}  {:<16}{:>9}{lost:>12}{:>8.2}%{:>13.2}%{:>14}\n",
+                report.max_seq_len,
+                root.root,
+                root.records_cut + root.records_untrained,
+                100.0 * lost as f64 / root.tokens.max(1) as f64,
+                100.0 * root.trained_share_lost,
+                root.records_untrained,
+            );
+        }
+    }
+    table
 }
 
 #[cfg(test)]

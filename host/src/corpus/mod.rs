@@ -5,6 +5,7 @@
 mod encode;
 mod file;
 mod filter;
+pub mod inspect;
 mod length;
 mod load;
 mod python;
@@ -17,7 +18,7 @@ mod weigh;
 
 pub use encode::{Encoder, NOT_TRAINED, PromptForm, Record};
 pub use filter::{FilterReport, Filtered, RootFiltered};
-pub use length::{Refusal, RootReport, TruncationReport};
+pub use length::{Refusal, RootReport, TruncationReport, table_of_limits};
 pub use load::load;
 pub use reader::{COLUMNS, Compression, Format};
 pub use spans::EndOfTurn;
@@ -25,8 +26,9 @@ pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
 pub use weigh::SourceReport;
 
-use crate::config::SplitBy;
+use crate::config::{Overlong, SplitBy};
 use crate::error::{Error, Result};
+use length::LengthLimit;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -86,6 +88,24 @@ impl Corpus {
         self.train.iter().map(|record| (record.ids.len() as u32, record.root)).unzip()
     }
 
+    /// What a limit of `max_seq_len` tokens would cost this corpus, if it cut longer records; the corpus was loaded
+    /// without one.
+    pub fn cost_of_limit(&self, max_seq_len: usize) -> Result<TruncationReport> {
+        let mut limit = LengthLimit::new(max_seq_len, Overlong::Truncate, &self.roots);
+        for record in self.train.iter().chain(&self.held_out) {
+            limit.apply(record.clone())?;
+        }
+        let mut report = limit.finish();
+        for (root, uncut) in report.roots.iter_mut().zip(&self.report.roots) {
+            (root.p50, root.p90, root.p99, root.max) = (uncut.p50, uncut.p90, uncut.p99, uncut.max);
+            root.records += uncut.records_untrained;
+            root.tokens += uncut.tokens_untrained;
+            root.records_untrained += uncut.records_untrained;
+            root.tokens_untrained += uncut.tokens_untrained;
+        }
+        Ok(report)
+    }
+
     /// For each of `records`, whether a training record has the very same tokens.
     pub fn copied(&self, records: &[&Record]) -> Vec<bool> {
         let trained: HashSet<&[u32]> = self.train.iter().map(|r| &r.ids[..]).collect();
@@ -106,6 +126,29 @@ pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>>
         })
     })?;
     Ok(records)
+}
+
+/// The first `count` records of one file at full length.
+///
+/// # Errors
+/// As [`encode_for_scoring`], for those records.
+pub fn first_records(encoder: &Encoder, path: &Path, count: usize) -> Result<Vec<Record>> {
+    let mut lines = reader::Lines::open(path)?;
+    let mut records = Vec::new();
+    loop {
+        let chunk = lines.next_chunk()?;
+        if chunk.is_empty() {
+            return Ok(records);
+        }
+        for (line, bytes) in chunk {
+            if records.len() == count {
+                return Ok(records);
+            }
+            if let Some(raw) = reader::parse_line(path, line, &bytes)? {
+                records.push(encoder.encode(path, 0, &raw)?);
+            }
+        }
+    }
 }
 
 /// Whether `json` is a record of a shape that can be read; errors call it line `line` of `path`.
@@ -156,7 +199,7 @@ mod fixtures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DataConfig, Overlong, SourceConfig};
+    use crate::config::{DataConfig, SourceConfig};
     use crate::plugins::{CorpusFilter, Kind, PluginRef};
 
     fn config(sources: &[(&Path, &str)]) -> DataConfig {
@@ -342,11 +385,27 @@ mod tests {
     }
 
     #[test]
+    fn the_cost_of_a_limit_is_what_a_load_under_it_reports() {
+        let path = fixtures::path("corpus/stage.jsonl");
+        let unlimited = DataConfig { max_seq_len: usize::MAX, ..config(&[(&path, "stage")]) };
+        let corpus = load_tiny(&unlimited).unwrap();
+        for limit in [64, 512] {
+            let limited = load_tiny(&DataConfig { max_seq_len: limit, ..unlimited.clone() }).unwrap().report;
+            let mut cost = corpus.cost_of_limit(limit).unwrap();
+            // in the order in which they were found
+            cost.roots[0].untrained_ids.clone_from(&limited.roots[0].untrained_ids);
+            assert_eq!(cost, limited);
+            assert!(cost.roots[0].trained_tokens_lost > 0);
+        }
+    }
+
+    #[test]
     fn scoring_reads_whole_records_in_order() {
         let encoder = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048).unwrap();
         let records = encode_for_scoring(&encoder, &fixtures::path("corpus/verse.jsonl")).unwrap();
         assert_eq!(records.len(), 112);
         assert!(records.iter().any(|record| record.ids.len() > 512));
         assert!(records[0].id.ends_with("-0") && records[1].id.ends_with("-1"));
+        assert_eq!(first_records(&encoder, &fixtures::path("corpus/verse.jsonl"), 3).unwrap(), records[..3]);
     }
 }
