@@ -33,7 +33,8 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
         true => {
             let config = config::load(&args.target, &[], &[])?.config;
             let vocab_size = TextConfig::read(&config.model.base)?.vocab_size;
-            let encoder = Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size)?;
+            let encoder = Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size)?
+                .train_on(config.data.train_on);
             (encoder, config.data.sources.into_iter().map(|source| source.path).collect())
         }
         false => {
@@ -79,7 +80,7 @@ fn load(config: &Config) -> Result<Corpus> {
     let filter = PluginRef::configured(Kind::CorpusFilter, &config.plugins)?;
     let mut filter = CorpusFilter::load(&filter, settings(config, Kind::CorpusFilter))?;
     let text = TextConfig::read(&config.model.base)?;
-    corpus::load(&config.data, &config.model.base, text.vocab_size, &mut filter)
+    corpus::load(&config.data, &config.template, &config.model.base, text.vocab_size, &mut filter)
 }
 
 fn settings(config: &Config, kind: Kind) -> Option<&serde_json::Value> {

@@ -16,6 +16,9 @@ pub struct Config {
     pub model: ModelConfig,
     /// The corpus and how it becomes tokens.
     pub data: DataConfig,
+    /// How the chat template is used.
+    #[serde(default)]
+    pub template: TemplateConfig,
     /// The low-rank adapters.
     #[serde(default)]
     pub lora: LoraConfig,
@@ -90,6 +93,9 @@ pub struct DataConfig {
     /// when a source has `messages`.
     #[serde(default)]
     pub template: Option<String>,
+    /// What of a conversation is trained.
+    #[serde(default)]
+    pub train_on: TrainOn,
     /// Longest record in tokens.
     pub max_seq_len: usize,
     /// What happens to a longer record.
@@ -105,6 +111,28 @@ pub struct DataConfig {
 
 fn held_out() -> f64 {
     0.05
+}
+
+/// How the chat template is used.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateConfig {
+    /// Train with a template that is not the one the base ships.
+    #[serde(default)]
+    pub accept_mismatch: bool,
+}
+
+/// What of a conversation is trained, where its messages do not say so themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TrainOn {
+    /// What the assistant says, with the tokens that end its turns.
+    #[default]
+    Assistant,
+    /// What it says to the last question that it answers.
+    LastTurn,
+    /// Everything.
+    All,
 }
 
 /// What decides on which side of the held-out split a record lies.

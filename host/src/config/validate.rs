@@ -15,7 +15,8 @@ const RANK_MAX: usize = 1 << 16;
 /// Checks every value; `origin` gives the place of a key for the message.
 pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<()> {
     let check = Checker { origin };
-    let Config { name, model: _, data, lora, train, plugins, eligibility, eval: _, export: _, run: _ } = config;
+    let Config { name, model: _, data, template: _, lora, train, plugins, eligibility, eval: _, export: _, run: _ } =
+        config;
 
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let folder = name.chars().all(plain) && !name.starts_with('.') && !name.is_empty();

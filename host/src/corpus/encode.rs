@@ -1,9 +1,11 @@
 //! Records to tokens and labels.
 
+use super::choice;
 use super::reader::{self, Chat, Content, RawRecord};
 use super::spans::{self, EndOfTurn};
 use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer};
+use crate::config::TrainOn;
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::path::Path;
@@ -39,6 +41,7 @@ pub struct Encoder {
     end_of_turn: Option<EndOfTurn>,
     base: String,
     vocab_size: usize,
+    train_on: TrainOn,
 }
 
 /// Which prompt a conversation gets.
@@ -53,15 +56,25 @@ pub enum PromptForm {
 impl Encoder {
     /// Opens the tokenizer of the folder `base` and the template that `template` names (a path, or the word `base`), and
     /// checks them against each other. A base without `tokenizer.json` can still read `input_ids`. `vocab_size` is the
-    /// number of rows in the model's embedding.
+    /// number of rows in the model's embedding. What the assistant says is trained; [`Encoder::train_on`] says otherwise.
     ///
     /// # Errors
-    /// `corpus::bad_tokenizer`, `corpus::no_tokenizer`, `corpus::no_template`, `corpus::bad_template`,
+    /// `corpus::bad_tokenizer`, `corpus::tokenizer_mismatch`, `corpus::no_tokenizer`, `corpus::no_template`, `corpus::bad_template`,
     /// `corpus::split_end_of_turn`, `corpus::double_bos`.
     pub fn open(base: &Path, template: Option<&str>, vocab_size: usize) -> Result<Self> {
         let tokenizer = Tokenizer::open(base)?;
-        let mut encoder =
-            Self { tokenizer, template: None, end_of_turn: None, base: base.display().to_string(), vocab_size };
+        let train_on = TrainOn::default();
+        let base_name = base.display().to_string();
+        // Added tokens may lie beyond: those of towers that a text model was published without.
+        if let Some(bound) = tokenizer.as_ref().map(Tokenizer::vocabulary_bound).filter(|&bound| bound > vocab_size) {
+            let message = format!(
+                "{base_name}: tokenizer.json has ids up to {}, the model's embedding has {vocab_size} rows",
+                bound - 1
+            );
+            return Err(Error::new("corpus::tokenizer_mismatch", message)
+                .help("the tokenizer is of another model: take the tokenizer.json that was published with this one"));
+        }
+        let mut encoder = Self { tokenizer, template: None, end_of_turn: None, base: base_name, vocab_size, train_on };
         if let Some(choice) = template {
             let tokenizer = encoder.tokenizer()?;
             let template = ChatTemplate::open(choice, base, tokenizer)?;
@@ -70,6 +83,30 @@ impl Encoder {
             encoder.render_prompt(&greeting(), PromptForm::Training)?;
         }
         Ok(encoder)
+    }
+
+    /// The same with another choice of what is trained.
+    #[must_use]
+    pub fn train_on(self, train_on: TrainOn) -> Self {
+        Self { train_on, ..self }
+    }
+
+    /// Refuses a template that is not the one the base ships.
+    ///
+    /// # Errors
+    /// `corpus::template_mismatch` with both hashes.
+    pub fn require_base_template(&self) -> Result<()> {
+        let Some(info) = self.template().map(ChatTemplate::info).filter(|info| info.differs_from_base()) else {
+            return Ok(());
+        };
+        let shipped = info.base_sha256.as_deref().unwrap_or_default();
+        let message = format!(
+            "{} (sha256 {}) is not the template that {} ships (sha256 {shipped})",
+            info.origin, info.sha256, self.base
+        );
+        Err(Error::new("corpus::template_mismatch", message).help(
+            "set data.template to \"base\", or template.accept_mismatch to true to train with this one and serve with it",
+        ))
     }
 
     /// The base's tokenizer.
@@ -115,7 +152,7 @@ impl Encoder {
     ///
     /// # Errors
     /// All name `path`, the line and the record: `corpus::no_template`, `corpus::template_failed`, `corpus::double_bos`,
-    /// `corpus::undecidable_spans`, `corpus::token_out_of_range`.
+    /// `corpus::undecidable_spans`, `corpus::bad_choice`, `corpus::token_out_of_range`.
     pub fn encode(&self, path: &Path, root: u32, raw: &RawRecord) -> Result<Record> {
         let place = format!("{}:{}: record {:?}", path.display(), raw.line, raw.id);
         let (ids, labels) = self.tokens(&raw.content).map_err(|e| e.at(&place))?;
@@ -169,19 +206,26 @@ impl Encoder {
 
     fn chat(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<i32>)> {
         let template = self.require_template()?;
+        let (chat, chosen) = choice::choose(chat, self.train_on)?;
         let tools = minijinja::Value::from_serialize(&chat.tools);
         let whole = template.render(&spans::values(&chat.messages), &tools, false)?;
-        let trained = spans::trained(template, self.end_of_turn.as_ref(), chat, &whole)?;
         let Encoded { ids, offsets } = self.encode_rendering(&whole)?;
-        let mut labels = vec![NOT_TRAINED; ids.len()];
-        for span in trained {
+        let label = |trained: bool, id: u32| if trained { id as i32 } else { NOT_TRAINED };
+        let all = self.train_on == TrainOn::All;
+        let mut labels: Vec<i32> = ids.iter().map(|&id| label(all, id)).collect();
+        // Where everything is trained there is nothing to find.
+        let found = match all && chosen.iter().all(|&chosen| chosen) {
+            true => Vec::new(),
+            false => spans::trained(template, self.end_of_turn.as_ref(), &chat, &whole)?,
+        };
+        for spans::Span { message, bytes: span } in found.into_iter().filter(|span| chosen[span.message] != all) {
             let tokens = tokens_within(&offsets, &span);
             if !covers(&offsets[tokens.clone()], &span, &whole) {
                 let message = format!("tokens reach across an end of {:?}", &whole[span]);
                 return Err(Error::new("corpus::undecidable_spans", message));
             }
             for t in tokens {
-                labels[t] = ids[t] as i32;
+                labels[t] = label(chosen[message], ids[t]);
             }
         }
         Ok((ids, labels))
@@ -427,9 +471,30 @@ mod tests {
         let error = encode(&encoder(), &json!({"id": "far", "input_ids": [5, 2048]})).unwrap_err();
         assert_eq!(error.code(), "corpus::token_out_of_range");
         assert!(error.message().contains("talk.jsonl:1: record \"far\": token 2048"), "{error}");
-        let small = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 1000).unwrap();
-        assert!(small.warnings().unwrap().iter().any(|w| w.contains("ids up to 2047")));
-        assert!(encode(&small, &json!({"text": "Wherefore art thou"})).is_err());
+        let error = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 1000).err().unwrap();
+        assert_eq!(error.code(), "corpus::tokenizer_mismatch");
+        assert!(error.message().contains("ids up to 2047") && error.message().contains("1000 rows"), "{error}");
+    }
+
+    #[test]
+    fn what_is_trained_can_be_chosen() {
+        let messages = json!([
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]);
+        let trained = |messages: &Value, train_on| {
+            let encoder = encoder().train_on(train_on);
+            trained_text(&encoder, &encode(&encoder, &json!({"messages": messages})).unwrap())
+        };
+        assert_eq!(trained(&messages, TrainOn::Assistant), "b<turn|>d<turn|>");
+        assert_eq!(trained(&messages, TrainOn::LastTurn), "d<turn|>");
+        let all = "<|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n<|turn>user\nc<turn|>\n<|turn>model\nd<turn|>\n";
+        assert_eq!(trained(&messages, TrainOn::All), all);
+        let mut chosen = messages.clone();
+        chosen[1]["weight"] = 0.into();
+        assert_eq!(trained(&chosen, TrainOn::Assistant), "d<turn|>");
+        assert_eq!(trained(&chosen, TrainOn::All), all.replace("b<turn|>", ""));
+        chosen[1]["weight"] = 1.into();
+        assert_eq!(trained(&chosen, TrainOn::LastTurn), "b<turn|>d<turn|>");
     }
 
     #[test]
@@ -475,5 +540,11 @@ mod tests {
         let stale = Encoder::open(&fixtures::path("tiny-base"), stale.to_str(), VOCABULARY).unwrap();
         assert!(stale.template().unwrap().info().differs_from_base());
         assert!(stale.warnings().unwrap()[0].contains("not the template the base ships"));
+        let error = stale.require_base_template().unwrap_err();
+        assert_eq!(error.code(), "corpus::template_mismatch");
+        let info = stale.template().unwrap().info();
+        assert!(error.message().contains(&info.sha256), "{error}");
+        assert!(error.message().contains(info.base_sha256.as_ref().unwrap()), "{error}");
+        encoder().require_base_template().unwrap();
     }
 }

@@ -7,7 +7,7 @@ use super::length::LengthLimit;
 use super::reader;
 use super::weigh::{Keyed, weigh};
 use super::{Corpus, FileInfo, split};
-use crate::config::{DataConfig, SourceConfig};
+use crate::config::{DataConfig, SourceConfig, TemplateConfig};
 use crate::error::{Error, Result};
 use crate::plugins::{CorpusFilter, Verdict};
 use std::collections::{HashMap, HashSet};
@@ -21,8 +21,17 @@ use std::path::{Path, PathBuf};
 /// a template and a tokenizer that do not fit, a token beyond the vocabulary, a file that leaves nothing to train. Class
 /// `plugin` where the filter fails. A record whose trained part cannot be decided is no error: it stands in the report's
 /// `refused`.
-pub fn load(config: &DataConfig, base: &Path, vocab_size: usize, filter: &mut CorpusFilter) -> Result<Corpus> {
-    let encoder = Encoder::open(base, config.template.as_deref(), vocab_size)?;
+pub fn load(
+    config: &DataConfig,
+    template: &TemplateConfig,
+    base: &Path,
+    vocab_size: usize,
+    filter: &mut CorpusFilter,
+) -> Result<Corpus> {
+    let encoder = Encoder::open(base, config.template.as_deref(), vocab_size)?.train_on(config.train_on);
+    if !template.accept_mismatch {
+        encoder.require_base_template()?;
+    }
     let mut roots: Vec<String> = Vec::new();
     for source in &config.sources {
         if !roots.contains(&source.root) {

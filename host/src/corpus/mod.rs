@@ -2,6 +2,7 @@
 //!
 //! [`load()`] is the whole path. Nothing here knows how records are ordered or batched.
 
+mod choice;
 mod encode;
 mod file;
 mod filter;
@@ -133,10 +134,10 @@ pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>>
 /// # Errors
 /// As [`encode_for_scoring`], for those records.
 pub fn first_records(encoder: &Encoder, path: &Path, count: usize) -> Result<Vec<Record>> {
-    let mut lines = reader::Lines::open(path)?;
+    let mut rows = reader::Rows::open(path)?;
     let mut records = Vec::new();
     loop {
-        let chunk = lines.next_chunk()?;
+        let chunk = rows.next_chunk()?;
         if chunk.is_empty() {
             return Ok(records);
         }
@@ -144,7 +145,7 @@ pub fn first_records(encoder: &Encoder, path: &Path, count: usize) -> Result<Vec
             if records.len() == count {
                 return Ok(records);
             }
-            if let Some(raw) = reader::parse_line(path, line, &bytes)? {
+            if let Some(raw) = reader::parse_row(path, line, &bytes, &Default::default())? {
                 records.push(encoder.encode(path, 0, &raw)?);
             }
         }
@@ -199,7 +200,7 @@ mod fixtures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DataConfig, SourceConfig};
+    use crate::config::{DataConfig, SourceConfig, TemplateConfig, TrainOn};
     use crate::plugins::{CorpusFilter, Kind, PluginRef};
 
     fn config(sources: &[(&Path, &str)]) -> DataConfig {
@@ -209,6 +210,7 @@ mod tests {
             template: Some("base".into()),
             max_seq_len: 512,
             overlong: Overlong::Truncate,
+            train_on: TrainOn::default(),
             held_out: 0.05,
             split_by: SplitBy::default(),
         }
@@ -227,7 +229,7 @@ mod tests {
     fn load_filtered(config: &DataConfig, filter: &str, settings: Option<serde_json::Value>) -> Result<Corpus> {
         let plugin = PluginRef::resolve(Kind::CorpusFilter, filter, &[]).unwrap();
         let mut filter = CorpusFilter::load(&plugin, settings.as_ref()).unwrap();
-        load(config, &fixtures::path("tiny-base"), 2048, &mut filter)
+        load(config, &TemplateConfig::default(), &fixtures::path("tiny-base"), 2048, &mut filter)
     }
 
     #[test]
@@ -363,6 +365,19 @@ mod tests {
         assert!(error.message().contains("talk.jsonl: none of its 1 records"), "{error}");
         let error = load_lines(&[r#"{"text": "a"}"#, r#"{"conversation": []}"#]);
         assert!(error.message().contains("talk.jsonl:2: "), "{error}");
+    }
+
+    #[test]
+    fn another_template_than_the_base_ships_is_trained_with_where_that_is_accepted() {
+        let talk = fixtures::path("corpus/smalltalk.jsonl");
+        let stale = fixtures::path("templates/forcepusher-gemma4.jinja").display().to_string();
+        let other = DataConfig { template: Some(stale), ..config(&[(&talk, "talk")]) };
+        assert_eq!(load_tiny(&other).unwrap_err().code(), "corpus::template_mismatch");
+        let plugin = PluginRef::resolve(Kind::CorpusFilter, "keep-all", &[]).unwrap();
+        let mut filter = CorpusFilter::load(&plugin, None).unwrap();
+        let accepted = TemplateConfig { accept_mismatch: true };
+        let corpus = load(&other, &accepted, &fixtures::path("tiny-base"), 2048, &mut filter).unwrap();
+        assert!(corpus.warnings.iter().any(|warning| warning.contains("not the template the base ships")));
     }
 
     #[test]

@@ -57,17 +57,21 @@ impl EndOfTurn {
     }
 }
 
-/// The trained byte ranges of `whole`, the rendering of `chat`: ascending, apart, none empty. A turn without words has
+/// A piece of what the assistant says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Index of its message.
+    pub message: usize,
+    /// Where it stands in the rendering.
+    pub bytes: Range<usize>,
+}
+
+/// What the assistant says in `whole`, the rendering of `chat`: ascending, apart, none empty. A turn without words has
 /// none.
 ///
 /// # Errors
 /// `corpus::undecidable_spans` with the reason.
-pub fn trained(
-    template: &ChatTemplate,
-    end: Option<&EndOfTurn>,
-    chat: &Chat,
-    whole: &str,
-) -> Result<Vec<Range<usize>>> {
+pub fn trained(template: &ChatTemplate, end: Option<&EndOfTurn>, chat: &Chat, whole: &str) -> Result<Vec<Span>> {
     let turns: Vec<_> = (0..chat.messages.len()).filter(|&i| chat.messages[i]["role"] == "assistant").collect();
     if turns.is_empty() {
         return Ok(Vec::new());
@@ -99,7 +103,7 @@ impl Renderer<'_> {
     /// One more rendering, with marks for the words of every assistant turn: what stands between the marks must stand in
     /// `whole` too, and the rest of `whole` is what the assistant says. `None` where a turn is more than words, or the
     /// two renderings differ elsewhere.
-    fn by_skeleton(&self, chat: &Chat, turns: &[usize], whole: &str, end: &str) -> Result<Option<Vec<Range<usize>>>> {
+    fn by_skeleton(&self, chat: &Chat, turns: &[usize], whole: &str, end: &str) -> Result<Option<Vec<Span>>> {
         if whole.contains([OPEN, CLOSE]) || !turns.iter().all(|&i| only_words(&chat.messages[i])) {
             return Ok(None);
         }
@@ -127,7 +131,7 @@ impl Renderer<'_> {
                 return Ok(None);
             };
             if length > 0 && i >= chat.trained_from {
-                spans.push(at..with_end(whole, at + length, end));
+                spans.push(Span { message: i, bytes: at..with_end(whole, at + length, end) });
             }
             at += length + fixed[k + 1].len();
         }
@@ -136,10 +140,10 @@ impl Renderer<'_> {
 
     /// Turn by turn: the conversation up to the turn, with and without it, must be a prefix of `whole`; what lies
     /// between is what the assistant says, its tool calls and thoughts with it.
-    fn by_prefixes(&self, chat: &Chat, turns: &[usize], whole: &str, end: &str) -> Result<Vec<Range<usize>>> {
+    fn by_prefixes(&self, chat: &Chat, turns: &[usize], whole: &str, end: &str) -> Result<Vec<Span>> {
         let chat = self.without_unseen_reasoning(chat, whole)?;
         let all = values(&chat.messages);
-        let mut spans: Vec<Range<usize>> = Vec::new();
+        let mut spans: Vec<Span> = Vec::new();
         for &i in turns {
             let turn = format!("message {}", i + 1);
             if chat.messages[i]["tool_responses"].as_array().is_some_and(|list| !list.is_empty()) {
@@ -173,11 +177,11 @@ impl Renderer<'_> {
             }
             let silent = words(&chat.messages[i]).is_empty() && !calls_tools(&chat.messages[i]);
             let given = i < chat.trained_from;
-            for span in found.into_iter().filter(|span| !span.is_empty() && !silent && !given) {
-                if spans.last().is_some_and(|before| before.end > span.start) {
+            for bytes in found.into_iter().filter(|bytes| !bytes.is_empty() && !silent && !given) {
+                if spans.last().is_some_and(|before| before.bytes.end > bytes.start) {
                     return Err(undecidable(&format!("{turn}: it overlaps the turn before")));
                 }
-                spans.push(span);
+                spans.push(Span { message: i, bytes });
             }
         }
         Ok(spans)
@@ -319,7 +323,7 @@ mod tests {
         let whole = template.render(&values(&chat.messages), &Value::from_serialize(&chat.tools), false).unwrap();
         let end = EndOfTurn { text: end.into(), id: 6 };
         let spans = trained(template, Some(&end), chat, &whole)?;
-        Ok(spans.into_iter().map(|span| whole[span].to_string()).collect())
+        Ok(spans.into_iter().map(|span| whole[span.bytes].to_string()).collect())
     }
 
     fn gemma(name: &str, messages: &[serde_json::Value]) -> Vec<String> {

@@ -115,6 +115,12 @@ impl Tokenizer {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
 
+    /// The largest id of an ordinary token, one that was not added to the vocabulary, and one.
+    pub fn vocabulary_bound(&self) -> usize {
+        let ids = self.inner.get_vocab(false).into_values().filter(|&id| !self.is_added(id));
+        ids.max().map_or(0, |id| id as usize + 1)
+    }
+
     /// sha256 of `tokenizer.json`.
     pub fn sha256(&self) -> &str {
         &self.sha256

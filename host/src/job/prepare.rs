@@ -69,7 +69,8 @@ impl Prepared {
         reporter.line(format!("\n{}", lora.table()));
 
         let started = Instant::now();
-        let corpus = corpus::load(&config.data, &config.model.base, text.vocab_size, &mut policies.filter)?;
+        let (data, template) = (&config.data, &config.template);
+        let corpus = corpus::load(data, template, &config.model.base, text.vocab_size, &mut policies.filter)?;
         for source in &corpus.sources {
             reporter.line(format!("source      {source}"));
         }
