@@ -30,8 +30,11 @@ pub fn expand(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let matches = glob::glob(&text)
         .map_err(|e| Error::new("corpus::bad_glob", format!("{text}: column {}: {}", e.pos + 1, e.msg)))?;
-    let matches =
-        matches.collect::<Result<Vec<_>, _>>().map_err(|e| Error::io("list", &e.path().to_path_buf(), e.into()))?;
+    let unreadable = |e: glob::GlobError| {
+        let path = e.path().to_path_buf();
+        Error::io("list", &path, e.into())
+    };
+    let matches = matches.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
     sorted(matches.into_iter().filter(|file| file.is_file()), || {
         Error::new("corpus::no_files", format!("{text}: no file matches")).expected("one file or more")
     })
@@ -93,7 +96,7 @@ mod tests {
         assert_eq!(code(folder.path().join("inner.jsonl")), "corpus::no_files");
         assert_eq!(code(folder.path().join("a***.jsonl")), "corpus::bad_glob");
         let missing = folder.path().join("missing.jsonl");
-        assert_eq!(expand(&missing).unwrap(), [missing.clone()]);
+        assert_eq!(expand(&missing).unwrap(), std::slice::from_ref(&missing));
     }
 
     #[test]

@@ -13,7 +13,9 @@ fn refused(line: impl AsRef<[u8]>, code: &str, says: &str) {
     assert!(error.to_string().contains(says), "{error}");
 }
 
-fn rows(name: &str, bytes: &[u8]) -> Result<(Vec<(u64, Vec<u8>)>, Format)> {
+type NumberedRows = Vec<(u64, Vec<u8>)>;
+
+fn rows(name: &str, bytes: &[u8]) -> Result<(NumberedRows, Format)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, bytes).unwrap();
