@@ -61,12 +61,13 @@ pub(crate) fn int_tensor(values: Vec<i32>, shape: impl Into<Shape>) -> FlexTenso
 }
 
 /// `len` values of whatever the memory held, for a kernel that writes every one before anything reads it: zeroing a result
-/// first would take the calling thread as long as the threads of a pool take to compute many of them. In tests they are
+/// first would take the calling thread as long as the threads of a pool take to compute many of them. In unit tests they are
 /// NaN, so that one left out is seen.
 pub(crate) fn unwritten(len: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(len);
     #[allow(clippy::uninit_vec)]
-    // SAFETY: the capacity is `len`, every bit pattern is an f32, and by this function's contract none is read unwritten.
+    // SAFETY: the capacity is `len`, and by this function's contract no value is read before a kernel has written it; f32 has
+    // no destructor and no bit pattern that is invalid once written.
     unsafe {
         values.set_len(len);
     }

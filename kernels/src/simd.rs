@@ -2,7 +2,9 @@
 //!
 //! A loop wrapped in `vectorised!` is compiled once per instruction set and picked at run time. Multiply-adds are fused
 //! in all of them (in software where the CPU has none), so every instruction set gives the same bits; only
-//! [`crate::matmul`] differs between them.
+//! [`crate::matmul`] and [`crate::attention`] differ between them.
+
+use std::sync::OnceLock;
 
 /// An instruction set that the kernels have a path for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +18,25 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The best instruction set of this CPU.
+    /// The best instruction set of this CPU, up to the one that the environment variable `TUNEHOST_ISA` names: `portable`,
+    /// `avx2`, or `avx512` for one without BF16. So the tests run the paths that this CPU would not take.
     pub fn detect() -> Self {
+        let found = Self::found();
+        match limit() {
+            Some(limit) if limit.rank() < found.rank() => limit,
+            _ => found,
+        }
+    }
+
+    fn rank(self) -> u8 {
+        match self {
+            Isa::Portable => 0,
+            Isa::Avx2 => 1,
+            Isa::Avx512 => 2,
+        }
+    }
+
+    fn found() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -48,7 +67,7 @@ impl Isa {
     /// Whether products of bf16 are to be computed by the CPU's own instruction for them (AVX-512 BF16).
     pub fn multiplies_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+        return self == Isa::Avx512 && limit().is_none() && is_x86_feature_detected!("avx512bf16");
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -61,6 +80,17 @@ impl Isa {
             Isa::Avx512 => "avx512",
         }
     }
+}
+
+/// What `TUNEHOST_ISA` names, read once.
+fn limit() -> Option<Isa> {
+    static LIMIT: OnceLock<Option<Isa>> = OnceLock::new();
+    *LIMIT.get_or_init(|| match std::env::var("TUNEHOST_ISA").ok()?.as_str() {
+        "portable" => Some(Isa::Portable),
+        "avx2" => Some(Isa::Avx2),
+        "avx512" => Some(Isa::Avx512),
+        other => panic!("TUNEHOST_ISA is {other:?}; it may be portable, avx2 or avx512"),
+    })
 }
 
 /// Defines a function that is compiled for each [`Isa`] and takes the one to run as its first argument.

@@ -2,7 +2,7 @@
 //!
 //! A recomputed layer runs twice. Nearly all of its time goes into products whose outputs are small beside what autodiff
 //! would keep of the whole layer; kept, the second pass only computes again what is cheap (norms, rotations, activation
-//! functions): the selective recomputation of Korthikanti et al., arXiv 2205.05198.
+//! functions, the router): the selective recomputation of Korthikanti et al., arXiv 2205.05198.
 
 use super::spec::Slot;
 use burn::tensor::Tensor;

@@ -1,9 +1,10 @@
 //! Loss and adapter gradients of a micro-batch.
 //!
 //! The base is frozen, so no gradient of a base weight is formed. The forward pass runs layer by layer; a recomputed layer
-//! keeps only its input, and the backward pass runs it a second time with autodiff on its input and its adapters (gradient
-//! checkpointing, arXiv 1604.06174, one layer a segment); with kept products that second run computes none of them again. Peak memory is base + adapters + layer inputs + one layer's
-//! activations + one chunk of the loss.
+//! keeps its input and, where asked, the outputs of its products, and the backward pass runs it a second time with autodiff
+//! on its input and its adapters (gradient checkpointing, arXiv 1604.06174, one layer a segment), computing no kept output
+//! again. Peak memory is base + adapters + what the layers keep + one layer's activations + one chunk of the loss; a layer
+//! that is not recomputed keeps all of its activations.
 
 use super::batch::Batch;
 use crate::model::adapter::{Adapter, LayerAdapters, LowRank};

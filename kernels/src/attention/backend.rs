@@ -84,6 +84,7 @@ impl AttentionKernel for Flex {
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let heads = heads(&q, &k);
         let (q, k, v, dout) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous(), dout.to_contiguous());
+        let output: Output<Flex> = Output { out: output.out.to_contiguous(), lse: output.lse.to_contiguous() };
         let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|input| zeros(input.shape().num_elements()));
         let inputs = cpu::Inputs { q: q.storage(), k: k.storage(), v: v.storage(), heads, attention };
         let saved = cpu::Saved { out: output.out.storage(), lse: output.lse.storage(), dout: dout.storage() };

@@ -93,6 +93,9 @@ pub fn windowed_attention_known(
     output: Output,
 ) -> Tensor<3> {
     check(&q, &k, &v, attention);
+    let [tokens, query, _] = q.dims();
+    assert_eq!(output.out.dims(), q.dims(), "windowed_attention: the known result has the shape of q");
+    assert_eq!(output.lse.dims(), [tokens, query], "windowed_attention: a log-sum-exp for each query and head");
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     let (out, lse) = (output.out.into_dispatch(), output.lse.into_dispatch());
     Tensor::from_dispatch(Dispatch::windowed_attention_known(q, k, v, out, lse, attention.clone()))

@@ -17,18 +17,15 @@ pub(super) enum Kind {
 }
 
 impl Isa {
-    /// The fastest one that this CPU has.
+    /// The fastest one that this CPU has and [`crate::simd::Isa::detect`] allows.
     pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") {
-                return Self(Kind::Avx512);
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                return Self(Kind::Avx2);
-            }
-        }
-        Self(Kind::Portable)
+        Self(match crate::simd::Isa::detect() {
+            #[cfg(target_arch = "x86_64")]
+            crate::simd::Isa::Avx512 => Kind::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            crate::simd::Isa::Avx2 => Kind::Avx2,
+            _ => Kind::Portable,
+        })
     }
 
     /// All that this CPU has, so that tests can run each.

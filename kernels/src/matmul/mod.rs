@@ -64,8 +64,8 @@ impl<'a, T: Copy> Matrix<'a, T> {
     /// The rows in `range`.
     pub fn row_range(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows);
-        if range.is_empty() {
-            return Self { data: &[], rows: 0, ..self };
+        if range.is_empty() || self.cols == 0 {
+            return Self { data: &[], rows: range.len(), ..self };
         }
         let start = if self.transposed { range.start } else { range.start * self.stride };
         Self { data: &self.data[start..], rows: range.len(), ..self }

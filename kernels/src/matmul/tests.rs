@@ -84,6 +84,9 @@ fn an_empty_depth_writes_zeros_and_an_empty_side_nothing() {
     assert_eq!(out, [1.0; 6]);
     matmul(Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 3), &mut out, Write::Set);
     assert_eq!(out, [0.0; 6]);
+    let mut wide = vec![1f32; 600];
+    par_matmul(&[(Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 300).into())], &mut wide, Write::Set);
+    assert_eq!(wide, [0.0; 600]);
     par_matmul(&[(Matrix::new(&[], 0, 2), Matrix::new(&[1.0; 6], 2, 3).into())], &mut [], Write::Set);
 }
 

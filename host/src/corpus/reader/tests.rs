@@ -310,3 +310,53 @@ fn a_small_file_that_unpacks_to_gigabytes_ends_at_the_longest_row() {
     let error = rows("a.jsonl.zst", &bomb).unwrap_err();
     assert_eq!(error.code(), "corpus::row_too_long");
 }
+
+/// Changes, cuts, doubles and joins the seeds: the same mutations in every run.
+fn mutations(seeds: &[&[u8]], count: usize, mut each: impl FnMut(&[u8])) {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut below = |bound: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % bound as u64) as usize
+    };
+    for _ in 0..count {
+        let mut bytes = seeds[below(seeds.len())].to_vec();
+        for _ in 0..=below(4) {
+            let at = below(bytes.len() + 1);
+            match below(5) {
+                0 => bytes.truncate(at),
+                1 => bytes.insert(at, below(256) as u8),
+                2 => bytes.insert(at, b"{}[]\",:\\0\n"[below(10)]),
+                3 => bytes.extend_from_within(at..),
+                _ => bytes.extend_from_slice(&seeds[below(seeds.len())][..below(20)]),
+            }
+        }
+        each(&bytes);
+    }
+}
+
+#[test]
+fn whatever_a_row_or_a_file_holds_is_read_or_refused_with_its_place() {
+    let lines: [&[u8]; 5] = [
+        br#"{"id": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "tools": "[]"}"#,
+        br#"{"conversations": [{"from": "function_call", "value": "{\"name\": \"f\"}"}], "system": "s"}"#,
+        br#"{"instruction": "a", "input": null, "output": "b\u00e9\ud83d\ude00"}"#,
+        br#"{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#,
+        br#"{"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "text": null}"#,
+    ];
+    let mut read = 0;
+    mutations(&lines, 20_000, |bytes| match parse(bytes) {
+        Ok(record) => read += usize::from(record.is_some()),
+        Err(error) => assert!(error.code().starts_with("corpus::") && error.message().contains(":7: "), "{error}"),
+    });
+    assert!(read > 200, "{read}");
+    let packed = (gzip(br#"[{"text": "a"}]"#), zstd::encode_all(&b"{\"text\": \"a\"}\n"[..], 1).unwrap());
+    let files: [&[u8]; 4] =
+        [br#"[{"text": "a"}, {"text": "]"}]  "#, br#"{"n": [], "data": [{"text": "a"}]}"#, &packed.0, &packed.1];
+    mutations(&files, 2000, |bytes| {
+        if let Err(error) = rows("mutated.json", bytes) {
+            assert!(error.code().starts_with("corpus::") && error.message().contains("mutated.json"), "{error}");
+        }
+    });
+}
