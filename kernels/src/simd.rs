@@ -6,8 +6,8 @@
 
 use std::sync::OnceLock;
 
-/// An instruction set that the kernels have a path for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An instruction set that the kernels have a path for, the narrowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// What the build target guarantees.
     Portable,
@@ -22,18 +22,7 @@ impl Isa {
     /// `avx2`, or `avx512` for one without BF16. So the tests run the paths that this CPU would not take.
     pub fn detect() -> Self {
         let found = Self::found();
-        match limit() {
-            Some(limit) if limit.rank() < found.rank() => limit,
-            _ => found,
-        }
-    }
-
-    fn rank(self) -> u8 {
-        match self {
-            Isa::Portable => 0,
-            Isa::Avx2 => 1,
-            Isa::Avx512 => 2,
-        }
+        limit().map_or(found, |limit| found.min(limit))
     }
 
     fn found() -> Self {

@@ -1,6 +1,7 @@
 //! Vectors of f32 behind one trait, and the choice of instruction set at run time.
 
 use super::tile::{self, Gemm, OnlineSoftmax, Probabilities};
+use crate::simd;
 
 /// An instruction set that this CPU has; there is no other way to get one than [`Isa::detect`] and
 /// [`Isa::available`], so holding one is the proof.
@@ -17,30 +18,25 @@ pub(super) enum Kind {
 }
 
 impl Isa {
-    /// The fastest one that this CPU has and [`crate::simd::Isa::detect`] allows.
+    /// The fastest one that this CPU has and [`simd::Isa::detect`] allows.
     pub fn detect() -> Self {
-        Self(match crate::simd::Isa::detect() {
-            #[cfg(target_arch = "x86_64")]
-            crate::simd::Isa::Avx512 => Kind::Avx512,
-            #[cfg(target_arch = "x86_64")]
-            crate::simd::Isa::Avx2 => Kind::Avx2,
-            _ => Kind::Portable,
-        })
+        Self::of(simd::Isa::detect())
     }
 
-    /// All that this CPU has, so that tests can run each.
+    /// All of them, so that tests can run each.
     pub fn available() -> Vec<Self> {
-        let mut all = vec![Self(Kind::Portable)];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                all.push(Self(Kind::Avx2));
-            }
-            if is_x86_feature_detected!("avx512f") {
-                all.push(Self(Kind::Avx512));
-            }
-        }
-        all
+        simd::Isa::available().into_iter().map(Self::of).collect()
+    }
+
+    /// That of a set which was found on this CPU.
+    fn of(found: simd::Isa) -> Self {
+        Self(match found {
+            #[cfg(target_arch = "x86_64")]
+            simd::Isa::Avx512 => Kind::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            simd::Isa::Avx2 => Kind::Avx2,
+            _ => Kind::Portable,
+        })
     }
 
     /// Its name, for a record of what ran.

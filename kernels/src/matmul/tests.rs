@@ -53,21 +53,18 @@ fn every_instruction_set_agrees_with_f64_on_odd_shapes() {
     }
 }
 
-#[test]
-fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
-    // A multiple of 16 columns: few rows then read the right operand in place, many have it packed.
-    let [m, n, k] = [1000, 208, 700];
-    let (lhs, rhs) = (randoms(m * k, 3), randoms(k * n, 4));
-    let (left, right) = (Matrix::new(&lhs, m, k), Matrix::new(&rhs, k, n));
+/// A product's rows have the bits that they have alone and among others, on any number of threads.
+fn rows_stand_alone(left: Matrix, right: Right, few: &[usize]) {
+    let (m, n) = (left.rows(), right.cols());
     let mut all = vec![0f32; m * n];
     matmul(left, right, &mut all, Write::Set);
     for threads in [1, 2, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let mut parallel = vec![0f32; m * n];
-        pool.install(|| par_matmul(&[(left, right.into())], &mut parallel, Write::Set));
+        pool.install(|| par_matmul(&[(left, right)], &mut parallel, Write::Set));
         assert_eq!(all, parallel, "{threads} threads");
     }
-    for rows in [1, 2, 5, 6, 7, 50] {
+    for &rows in few {
         let mut some = vec![0f32; rows * n];
         matmul(left.row_range(11..11 + rows), right, &mut some, Write::Set);
         assert_eq!(some, all[11 * n..(11 + rows) * n], "{rows} rows");
@@ -75,6 +72,14 @@ fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
     let mut one = [0f32];
     matmul(left.row_range(11..12), right.col_range(77..78), &mut one, Write::Set);
     assert_eq!(one[0], all[11 * n + 77]);
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
+    // A multiple of 16 columns: few rows then read the right operand in place, many have it packed.
+    let [m, n, k] = [1000, 208, 700];
+    let (lhs, rhs) = (randoms(m * k, 3), randoms(k * n, 4));
+    rows_stand_alone(Matrix::new(&lhs, m, k), Matrix::new(&rhs, k, n).into(), &[1, 2, 5, 6, 7, 50]);
 }
 
 #[test]
@@ -118,23 +123,7 @@ fn a_bf16_right_operand_gives_the_product_of_what_is_stored() {
 fn a_row_of_a_bf16_product_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
     let [m, n, k] = [300, 200, 701];
     let (lhs, rhs) = (randoms(m * k, 7), rounded(&randoms(k * n, 8)));
-    let (left, right) = (Matrix::new(&lhs, m, k), Right::Bf16(Matrix::new(&rhs, k, n)));
-    let mut all = vec![0f32; m * n];
-    matmul(left, right, &mut all, Write::Set);
-    for threads in [1, 2, 3] {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let mut parallel = vec![0f32; m * n];
-        pool.install(|| par_matmul(&[(left, right)], &mut parallel, Write::Set));
-        assert_eq!(all, parallel, "{threads} threads");
-    }
-    for rows in [1, 5, 7, 50] {
-        let mut some = vec![0f32; rows * n];
-        matmul(left.row_range(11..11 + rows), right, &mut some, Write::Set);
-        assert_eq!(some, all[11 * n..(11 + rows) * n], "{rows} rows");
-    }
-    let mut one = [0f32];
-    matmul(left.row_range(11..12), right.col_range(77..78), &mut one, Write::Set);
-    assert_eq!(one[0], all[11 * n + 77]);
+    rows_stand_alone(Matrix::new(&lhs, m, k), Right::Bf16(Matrix::new(&rhs, k, n)), &[1, 5, 7, 50]);
 }
 
 #[test]
