@@ -1,7 +1,7 @@
 //! `tunehost corpus`.
 
 use super::{BatchesArgs, InspectArgs, StatsArgs, print};
-use crate::config::{self, Config};
+use crate::config::{self, Config, SourceConfig};
 use crate::corpus::inspect::{self, Marking};
 use crate::corpus::{self, Corpus, Encoder};
 use crate::error::{Error, Result};
@@ -9,7 +9,6 @@ use crate::model::config::TextConfig;
 use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, mixture};
 use crate::run::atomic::{self, Existing};
 use std::io::IsTerminal;
-use std::path::PathBuf;
 
 pub fn batches(args: &BatchesArgs) -> Result<()> {
     let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
@@ -29,13 +28,13 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     if let Some(path) = args.html.as_deref().filter(|path| path.exists()) {
         return Err(Error::new("export::exists", format!("{} exists already", path.display())).help("name a new file"));
     }
-    let (encoder, files) = match args.target.extension().is_some_and(|extension| extension == "toml") {
+    let (encoder, sources) = match args.target.extension().is_some_and(|extension| extension == "toml") {
         true => {
             let config = config::load(&args.target, &[], &[])?.config;
             let vocab_size = TextConfig::read(&config.model.base)?.vocab_size;
             let encoder = Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size)?
                 .train_on(config.data.train_on);
-            (encoder, config.data.sources.into_iter().map(|source| source.path).collect())
+            (encoder, config.data.sources)
         }
         false => {
             let model = args.model.as_ref().ok_or_else(|| {
@@ -43,13 +42,13 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
                     .help("name the model whose tokenizer encodes them: --model DIR")
             })?;
             let vocab_size = TextConfig::read(model)?.vocab_size;
-            let files: Vec<PathBuf> = vec![args.target.clone()];
-            (Encoder::open(model, Some(&args.template), vocab_size)?, files)
+            let source = SourceConfig::new(&args.target, "");
+            (Encoder::open(model, Some(&args.template), vocab_size)?, vec![source])
         }
     };
     let mut records = Vec::new();
-    for file in &files {
-        records.extend(corpus::first_records(&encoder, file, args.n)?);
+    for source in &sources {
+        records.extend(corpus::first_records(&encoder, source, args.n)?);
     }
     let tokenizer = encoder.tokenizer().ok();
     if let Some(path) = &args.html {

@@ -27,7 +27,7 @@ pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
 pub use weigh::SourceReport;
 
-use crate::config::{Overlong, SplitBy};
+use crate::config::{Overlong, SourceConfig, SplitBy};
 use crate::error::{Error, Result};
 use length::LengthLimit;
 use serde::Serialize;
@@ -129,11 +129,19 @@ pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>>
     Ok(records)
 }
 
-/// The first `count` records of one file at full length.
+/// The first `count` records of each file of `source`, at full length.
 ///
 /// # Errors
-/// As [`encode_for_scoring`], for those records.
-pub fn first_records(encoder: &Encoder, path: &Path, count: usize) -> Result<Vec<Record>> {
+/// As [`encode_for_scoring`], for those records, and `corpus::no_files`.
+pub fn first_records(encoder: &Encoder, source: &SourceConfig, count: usize) -> Result<Vec<Record>> {
+    let mut records = Vec::new();
+    for path in reader::expand(&source.path)? {
+        records.extend(first_of_file(encoder, &path, &source.columns, count)?);
+    }
+    Ok(records)
+}
+
+fn first_of_file(encoder: &Encoder, path: &Path, columns: &reader::Columns, count: usize) -> Result<Vec<Record>> {
     let mut rows = reader::Rows::open(path)?;
     let mut records = Vec::new();
     loop {
@@ -145,7 +153,7 @@ pub fn first_records(encoder: &Encoder, path: &Path, count: usize) -> Result<Vec
             if records.len() == count {
                 return Ok(records);
             }
-            if let Some(raw) = reader::parse_row(path, line, &bytes, &Default::default())? {
+            if let Some(raw) = reader::parse_row(path, line, &bytes, columns)? {
                 records.push(encoder.encode(path, 0, &raw)?);
             }
         }
@@ -200,7 +208,7 @@ mod fixtures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DataConfig, SourceConfig, TemplateConfig, TrainOn};
+    use crate::config::{DataConfig, TemplateConfig, TrainOn};
     use crate::plugins::{CorpusFilter, Kind, PluginRef};
 
     fn config(sources: &[(&Path, &str)]) -> DataConfig {
@@ -421,6 +429,7 @@ mod tests {
         assert_eq!(records.len(), 112);
         assert!(records.iter().any(|record| record.ids.len() > 512));
         assert!(records[0].id.ends_with("-0") && records[1].id.ends_with("-1"));
-        assert_eq!(first_records(&encoder, &fixtures::path("corpus/verse.jsonl"), 3).unwrap(), records[..3]);
+        let source = SourceConfig::new(fixtures::path("corpus/verse.jsonl"), "verse");
+        assert_eq!(first_records(&encoder, &source, 3).unwrap(), records[..3]);
     }
 }
