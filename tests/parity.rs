@@ -144,7 +144,7 @@ fn bf16_weights_stay_near_f32() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     let base = dir.join("tiny-base");
     let text = TextConfig::read(&base).unwrap();
-    let encoder = Encoder::open(&base, Some("base"), text.vocab_size).unwrap();
+    let encoder = Encoder::open(&base, Some("base"), text.vocab_size, Default::default()).unwrap();
     let records = encode_for_scoring(&encoder, &dir.join("corpus/stage.jsonl")).unwrap();
     let batch = Batch::new(records[..8].iter().map(|record| (&record.ids[..], &record.labels[..])));
     let run = |weights: WeightDtype| {

@@ -3,7 +3,7 @@
 use super::{BatchesArgs, InspectArgs, StatsArgs, print};
 use crate::config::{self, Config, SourceConfig};
 use crate::corpus::inspect::{self, Marking};
-use crate::corpus::{self, Corpus, Encoder};
+use crate::corpus::{self, Corpus, EncodeOptions, Encoder};
 use crate::error::{Error, Result};
 use crate::model::config::TextConfig;
 use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, mixture};
@@ -32,8 +32,8 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
         true => {
             let config = config::load(&args.target, &[], &[])?.config;
             let vocab_size = TextConfig::read(&config.model.base)?.vocab_size;
-            let encoder = Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size)?
-                .train_on(config.data.train_on);
+            let options = EncodeOptions::of(&config.data, &config.template);
+            let encoder = Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size, options)?;
             (encoder, config.data.sources)
         }
         false => {
@@ -43,7 +43,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
             })?;
             let vocab_size = TextConfig::read(model)?.vocab_size;
             let source = SourceConfig::new(&args.target, "");
-            (Encoder::open(model, Some(&args.template), vocab_size)?, vec![source])
+            (Encoder::open(model, Some(&args.template), vocab_size, EncodeOptions::default())?, vec![source])
         }
     };
     let mut records = Vec::new();

@@ -1,7 +1,7 @@
 //! `tunehost generate`.
 
 use super::{GenerateArgs, PromptFormArg, load};
-use crate::corpus::{Encoder, PromptForm};
+use crate::corpus::{EncodeOptions, Encoder, PromptForm};
 use crate::error::{Error, Result};
 use crate::generate::{Sampling, generate as continue_prompt};
 use crate::report::Mode;
@@ -20,7 +20,8 @@ pub fn generate(args: &GenerateArgs) -> Result<()> {
     let reporter = args.output.reporter();
     let (engine, adapter) = load::model(&args.model)?;
     let template = args.template.as_deref().unwrap_or("base");
-    let encoder = Encoder::open(&args.model.model, Some(template), engine.model.config.vocab_size)?;
+    let vocab_size = engine.model.config.vocab_size;
+    let encoder = Encoder::open(&args.model.model, Some(template), vocab_size, EncodeOptions::default())?;
     if let (Mode::Human, Some(template)) = (reporter.mode(), encoder.template()) {
         eprintln!("chat template: {}", template.info().origin);
     }

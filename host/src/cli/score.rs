@@ -1,7 +1,7 @@
 //! `tunehost score`.
 
 use super::{ScoreArgs, load};
-use crate::corpus::{self, Encoder, Record};
+use crate::corpus::{self, EncodeOptions, Encoder, Record};
 use crate::error::{Error, Result};
 use crate::model::adapter::{Adapter, values};
 use crate::model::peft::f32_safetensors;
@@ -24,7 +24,7 @@ pub fn score(args: &ScoreArgs) -> Result<()> {
     }
     let (engine, adapter) = load::model(&args.model)?;
     let vocab_size = engine.model.config.vocab_size;
-    let encoder = Encoder::open(&args.model.model, args.template.as_deref(), vocab_size)?;
+    let encoder = Encoder::open(&args.model.model, args.template.as_deref(), vocab_size, EncodeOptions::default())?;
     let mut records: Vec<Record> = Vec::new();
     for path in &args.data {
         records.extend(corpus::encode_for_scoring(&encoder, path)?);

@@ -1,6 +1,7 @@
 //! The typed configuration of a run. `configs/reference.toml` documents every key; a test loads it and fails on a key
 //! that is missing there.
 
+use crate::corpus::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -120,6 +121,9 @@ pub struct TemplateConfig {
     /// Train with a template that is not the one the base ships.
     #[serde(default)]
     pub accept_mismatch: bool,
+    /// What a template is told when it asks for the date.
+    #[serde(default)]
+    pub now: Moment,
 }
 
 /// What of a conversation is trained, where its messages do not say so themselves.

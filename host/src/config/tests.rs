@@ -213,6 +213,7 @@ fn data_is_checked() {
         ("[[data.sources]]\npath = \"a.jsonl\"\nroot = \"a\"", "sources = []", 6, "data.sources"),
         ("name = \"small\"", "name = \"a/b\"", 1, "name"),
         ("name = \"small\"", "name = \"..\"", 1, "name"),
+        ("name = \"small\"", "name = \"a\"\ntemplate.now = 2026-01-01T00:00:00Z", 2, "template.now"),
     ] {
         let text = SMALLEST.replace(from, to);
         let error = Files::new(&[("a.toml", &text)]).error(&[], &[]);

@@ -1,6 +1,7 @@
 //! Records to tokens and labels.
 
 use super::choice;
+use super::options::EncodeOptions;
 use super::reader::{self, Chat, Content, RawRecord};
 use super::spans::{self, EndOfTurn};
 use super::template::ChatTemplate;
@@ -41,7 +42,7 @@ pub struct Encoder {
     end_of_turn: Option<EndOfTurn>,
     base: String,
     vocab_size: usize,
-    train_on: TrainOn,
+    options: EncodeOptions,
 }
 
 /// Which prompt a conversation gets.
@@ -56,14 +57,13 @@ pub enum PromptForm {
 impl Encoder {
     /// Opens the tokenizer of the folder `base` and the template that `template` names (a path, or the word `base`), and
     /// checks them against each other. A base without `tokenizer.json` can still read `input_ids`. `vocab_size` is the
-    /// number of rows in the model's embedding. What the assistant says is trained; [`Encoder::train_on`] says otherwise.
+    /// number of rows in the model's embedding.
     ///
     /// # Errors
     /// `corpus::bad_tokenizer`, `corpus::tokenizer_mismatch`, `corpus::no_tokenizer`, `corpus::no_template`, `corpus::bad_template`,
     /// `corpus::split_end_of_turn`, `corpus::double_bos`.
-    pub fn open(base: &Path, template: Option<&str>, vocab_size: usize) -> Result<Self> {
+    pub fn open(base: &Path, template: Option<&str>, vocab_size: usize, options: EncodeOptions) -> Result<Self> {
         let tokenizer = Tokenizer::open(base)?;
-        let train_on = TrainOn::default();
         let base_name = base.display().to_string();
         // Added tokens may lie beyond: those of towers that a text model was published without.
         if let Some(bound) = tokenizer.as_ref().map(Tokenizer::vocabulary_bound).filter(|&bound| bound > vocab_size) {
@@ -74,21 +74,15 @@ impl Encoder {
             return Err(Error::new("corpus::tokenizer_mismatch", message)
                 .help("the tokenizer is of another model: take the tokenizer.json that was published with this one"));
         }
-        let mut encoder = Self { tokenizer, template: None, end_of_turn: None, base: base_name, vocab_size, train_on };
+        let mut encoder = Self { tokenizer, template: None, end_of_turn: None, base: base_name, vocab_size, options };
         if let Some(choice) = template {
             let tokenizer = encoder.tokenizer()?;
-            let template = ChatTemplate::open(choice, base, tokenizer)?;
+            let template = ChatTemplate::open(choice, base, tokenizer, options.now)?;
             encoder.end_of_turn = EndOfTurn::find(&template, tokenizer)?;
             encoder.template = Some(template);
             encoder.render_prompt(&greeting(), PromptForm::Training)?;
         }
         Ok(encoder)
-    }
-
-    /// The same with another choice of what is trained.
-    #[must_use]
-    pub fn train_on(self, train_on: TrainOn) -> Self {
-        Self { train_on, ..self }
     }
 
     /// Refuses a template that is not the one the base ships.
@@ -123,6 +117,11 @@ impl Encoder {
     /// The chat template, if the run has one.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
+    }
+
+    /// What decides, beside tokenizer and template, which tokens and labels a record becomes.
+    pub fn options(&self) -> EncodeOptions {
+        self.options
     }
 
     /// The token that ends an assistant's turn, where there is a template and it has one.
@@ -206,12 +205,12 @@ impl Encoder {
 
     fn chat(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<i32>)> {
         let template = self.require_template()?;
-        let (chat, chosen) = choice::choose(chat, self.train_on)?;
+        let (chat, chosen) = choice::choose(chat, self.options.train_on)?;
         let tools = minijinja::Value::from_serialize(&chat.tools);
         let whole = template.render(&spans::values(&chat.messages), &tools, false)?;
         let Encoded { ids, offsets } = self.encode_rendering(&whole)?;
         let label = |trained: bool, id: u32| if trained { id as i32 } else { NOT_TRAINED };
-        let all = self.train_on == TrainOn::All;
+        let all = self.options.train_on == TrainOn::All;
         let mut labels: Vec<i32> = ids.iter().map(|&id| label(all, id)).collect();
         // Where everything is trained there is nothing to find.
         let found = match all && chosen.iter().all(|&chosen| chosen) {
@@ -279,8 +278,8 @@ impl Encoder {
         if template.info().differs_from_base() {
             warnings.push(format!("{origin} is not the template the base ships: serve with the one trained with"));
         }
-        if template.info().reads_clock {
-            warnings.push(format!("{origin} prints the date, which is always 2026-01-01 here"));
+        if let Some(now) = template.info().now {
+            warnings.push(format!("{origin} prints the date, which is {now} for every record: template.now"));
         }
         match &self.end_of_turn {
             None => warnings.push(format!("{origin} ends an assistant's turn with no token: the model learns no end")),
@@ -343,7 +342,11 @@ mod tests {
     const VOCABULARY: usize = 2048;
 
     fn encoder() -> Encoder {
-        Encoder::open(&fixtures::path("tiny-base"), Some("base"), VOCABULARY).unwrap()
+        encoder_with(EncodeOptions::default())
+    }
+
+    fn encoder_with(options: EncodeOptions) -> Encoder {
+        Encoder::open(&fixtures::path("tiny-base"), Some("base"), VOCABULARY, options).unwrap()
     }
 
     /// The tiny base with another template, and its tokenizer changed by `change`.
@@ -356,7 +359,7 @@ mod tests {
         std::fs::copy(config, folder.path().join("tokenizer_config.json")).unwrap();
         let file = folder.path().join("chat.jinja");
         std::fs::write(&file, template).unwrap();
-        Encoder::open(folder.path(), file.to_str(), VOCABULARY)
+        Encoder::open(folder.path(), file.to_str(), VOCABULARY, EncodeOptions::default())
     }
 
     fn encode(encoder: &Encoder, record: &Value) -> Result<Record> {
@@ -471,7 +474,8 @@ mod tests {
         let error = encode(&encoder(), &json!({"id": "far", "input_ids": [5, 2048]})).unwrap_err();
         assert_eq!(error.code(), "corpus::token_out_of_range");
         assert!(error.message().contains("talk.jsonl:1: record \"far\": token 2048"), "{error}");
-        let error = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 1000).err().unwrap();
+        let error =
+            Encoder::open(&fixtures::path("tiny-base"), Some("base"), 1000, EncodeOptions::default()).err().unwrap();
         assert_eq!(error.code(), "corpus::tokenizer_mismatch");
         assert!(error.message().contains("ids up to 2047") && error.message().contains("1000 rows"), "{error}");
     }
@@ -482,7 +486,7 @@ mod tests {
             {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]);
         let trained = |messages: &Value, train_on| {
-            let encoder = encoder().train_on(train_on);
+            let encoder = encoder_with(EncodeOptions { train_on, ..EncodeOptions::default() });
             trained_text(&encoder, &encode(&encoder, &json!({"messages": messages})).unwrap())
         };
         assert_eq!(trained(&messages, TrainOn::Assistant), "b<turn|>d<turn|>");
@@ -498,8 +502,27 @@ mod tests {
     }
 
     #[test]
+    fn a_template_that_prints_the_date_prints_the_configured_one() {
+        let source = "{% for m in messages %}{{ m.content }}<turn|>{% endfor %}{{ strftime_now('%d/%m/%Y %H:%M') }}";
+        let text = |now: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("dated.jinja");
+            std::fs::write(&file, source).unwrap();
+            let options = EncodeOptions { now: now.parse().unwrap(), ..EncodeOptions::default() };
+            let base = fixtures::path("tiny-base");
+            let encoder = Encoder::open(&base, file.to_str(), VOCABULARY, options).unwrap();
+            assert!(encoder.warnings().unwrap().iter().any(|w| w.contains(&format!("which is {now} for every"))));
+            let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+            let record = encode(&encoder, &json!({"messages": messages})).unwrap();
+            encoder.tokenizer().unwrap().decode(&record.ids, false).unwrap()
+        };
+        assert!(text("2026-01-01").ends_with("01/01/2026 00:00"));
+        assert!(text("2024-02-29T18:30:00").ends_with("29/02/2024 18:30"));
+    }
+
+    #[test]
     fn messages_need_a_template_that_the_run_chose() {
-        let encoder = Encoder::open(&fixtures::path("tiny-base"), None, VOCABULARY).unwrap();
+        let encoder = Encoder::open(&fixtures::path("tiny-base"), None, VOCABULARY, EncodeOptions::default()).unwrap();
         let error = encode(&encoder, &json!({"messages": [{"role": "user", "content": "a"}]})).unwrap_err();
         assert_eq!(error.code(), "corpus::no_template");
         assert!(error.to_string().contains("a template file, or to \"base\""), "{error}");
@@ -509,7 +532,7 @@ mod tests {
     #[test]
     fn a_base_without_a_tokenizer_reads_token_ids_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let encoder = Encoder::open(folder.path(), None, 100).unwrap();
+        let encoder = Encoder::open(folder.path(), None, 100, EncodeOptions::default()).unwrap();
         assert_eq!(encode(&encoder, &json!({"input_ids": [1, 2]})).unwrap().ids, [1, 2]);
         assert_eq!(encode(&encoder, &json!({"text": "a"})).unwrap_err().code(), "corpus::no_tokenizer");
     }
@@ -537,7 +560,8 @@ mod tests {
             assert!(warnings.contains(part), "{part}: {warnings}");
         }
         let stale = fixtures::path("templates/forcepusher-gemma4.jinja");
-        let stale = Encoder::open(&fixtures::path("tiny-base"), stale.to_str(), VOCABULARY).unwrap();
+        let stale =
+            Encoder::open(&fixtures::path("tiny-base"), stale.to_str(), VOCABULARY, EncodeOptions::default()).unwrap();
         assert!(stale.template().unwrap().info().differs_from_base());
         assert!(stale.warnings().unwrap()[0].contains("not the template the base ships"));
         let error = stale.require_base_template().unwrap_err();

@@ -4,6 +4,7 @@ use super::encode::{Encoder, Record};
 use super::file::{Encoded, Line, encode_file, encode_line};
 use super::filter::{Filtering, Judged};
 use super::length::LengthLimit;
+use super::options::EncodeOptions;
 use super::reader;
 use super::weigh::{Keyed, weigh};
 use super::{Corpus, FileInfo, split};
@@ -28,7 +29,8 @@ pub fn load(
     vocab_size: usize,
     filter: &mut CorpusFilter,
 ) -> Result<Corpus> {
-    let encoder = Encoder::open(base, config.template.as_deref(), vocab_size)?.train_on(config.train_on);
+    let options = EncodeOptions::of(config, template);
+    let encoder = Encoder::open(base, config.template.as_deref(), vocab_size, options)?;
     if !template.accept_mismatch {
         encoder.require_base_template()?;
     }

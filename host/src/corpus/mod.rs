@@ -9,6 +9,8 @@ mod filter;
 pub mod inspect;
 mod length;
 mod load;
+mod moment;
+mod options;
 mod python;
 mod reader;
 mod spans;
@@ -21,6 +23,8 @@ pub use encode::{Encoder, NOT_TRAINED, PromptForm, Record};
 pub use filter::{FilterReport, Filtered, RootFiltered};
 pub use length::{Refusal, RootReport, TruncationReport, table_of_limits};
 pub use load::load;
+pub use moment::Moment;
+pub use options::EncodeOptions;
 pub use reader::{COLUMNS, Compression, Format};
 pub use spans::EndOfTurn;
 pub use template::{ChatTemplate, TemplateInfo};
@@ -195,13 +199,13 @@ mod fixtures {
     pub fn template(name: &str) -> ChatTemplate {
         let tokenizer = Tokenizer::open(&path("tiny-base")).unwrap().unwrap();
         let file = path("templates").join(name);
-        ChatTemplate::open(file.to_str().unwrap(), &path("tiny-base"), &tokenizer).unwrap()
+        ChatTemplate::open(file.to_str().unwrap(), &path("tiny-base"), &tokenizer, Moment::default()).unwrap()
     }
 
     pub fn inline_template(source: &str) -> ChatTemplate {
         let special = [("bos_token", "<bos>"), ("eos_token", "<turn|>")];
         let special = special.map(|(key, text)| (key.to_string(), text.to_string()));
-        ChatTemplate::new(source, "inline".into(), None, special.into()).unwrap()
+        ChatTemplate::new(source, "inline".into(), None, special.into(), Moment::default()).unwrap()
     }
 }
 
@@ -320,7 +324,8 @@ mod tests {
             "completion": [turn("assistant", "new words")]});
         let path =
             file(folder.path(), "a.jsonl", &[r#"{"prompt": "One two", "completion": " three"}"#, &chat.to_string()]);
-        let encoder = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048).unwrap();
+        let encoder =
+            Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048, EncodeOptions::default()).unwrap();
         let trained = encode_for_scoring(&encoder, &path).unwrap().into_iter().map(|record| {
             let ids: Vec<u32> = record.labels.iter().filter(|&&label| label >= 0).map(|&label| label as u32).collect();
             encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
@@ -383,7 +388,7 @@ mod tests {
         assert_eq!(load_tiny(&other).unwrap_err().code(), "corpus::template_mismatch");
         let plugin = PluginRef::resolve(Kind::CorpusFilter, "keep-all", &[]).unwrap();
         let mut filter = CorpusFilter::load(&plugin, None).unwrap();
-        let accepted = TemplateConfig { accept_mismatch: true };
+        let accepted = TemplateConfig { accept_mismatch: true, ..TemplateConfig::default() };
         let corpus = load(&other, &accepted, &fixtures::path("tiny-base"), 2048, &mut filter).unwrap();
         assert!(corpus.warnings.iter().any(|warning| warning.contains("not the template the base ships")));
     }
@@ -403,7 +408,8 @@ mod tests {
         assert_eq!(corpus.report.refused[0].id, "odd");
         assert!(corpus.report.refused[0].reason.contains("talk.jsonl:1: record \"odd\": message 2"));
         assert!(corpus.warnings.iter().any(|warning| warning.contains("refused and not trained: 1")));
-        let encoder = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048).unwrap();
+        let encoder =
+            Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048, EncodeOptions::default()).unwrap();
         assert_eq!(encode_for_scoring(&encoder, &path).unwrap_err().code(), "corpus::undecidable_spans");
     }
 
@@ -424,7 +430,8 @@ mod tests {
 
     #[test]
     fn scoring_reads_whole_records_in_order() {
-        let encoder = Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048).unwrap();
+        let encoder =
+            Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048, EncodeOptions::default()).unwrap();
         let records = encode_for_scoring(&encoder, &fixtures::path("corpus/verse.jsonl")).unwrap();
         assert_eq!(records.len(), 112);
         assert!(records.iter().any(|record| record.ids.len() > 512));

@@ -1,5 +1,6 @@
 //! How Python writes values, since chat templates are written for Python's Jinja: `str`, `repr`, `json.dumps`, `strftime`.
 
+use super::moment::Moment;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write;
@@ -186,15 +187,6 @@ impl JsonStyle {
     }
 }
 
-/// A moment without a time zone, for templates that print the date.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
-    /// Year, month 1 to 12, day 1 to 31.
-    pub date: (i32, u32, u32),
-    /// Hour 0 to 23, minute, second.
-    pub time: (u32, u32, u32),
-}
-
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -301,7 +293,7 @@ mod tests {
 
     #[test]
     fn dates_print_as_strftime_prints_them() {
-        let moment = Moment { date: (2024, 2, 9), time: (0, 5, 7) };
+        let moment = "2024-02-09T00:05:07".parse().unwrap();
         assert_eq!(strftime(moment, "%A %a %-d %B %b %Y %y").unwrap(), "Friday Fri 9 February Feb 2024 24");
         assert_eq!(strftime(moment, "%F %T %I%p 100%%").unwrap(), "2024-02-09 00:05:07 12AM 100%");
         assert!(strftime(moment, "%Q").unwrap_err().to_string().contains("%Q"));

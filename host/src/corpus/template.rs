@@ -2,7 +2,8 @@
 //!
 //! One difference is known: `~` joins `none`, `true` and floats as minijinja prints them, not as Python does.
 
-use super::python::{self, Moment};
+use super::moment::Moment;
+use super::python;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use minijinja::value::{Kwargs, ValueKind};
@@ -15,8 +16,6 @@ use std::path::Path;
 const FUEL: u64 = 100_000_000;
 /// Depth of macro calls; a template that recurses for ever ends here and not at the end of the stack.
 const RECURSION: usize = 100;
-/// What `strftime_now` tells a template: a fixed moment, so that the same corpus always becomes the same tokens.
-const NOW: Moment = Moment { date: (2026, 1, 1), time: (0, 0, 0) };
 
 /// A compiled template with the special tokens it may print.
 pub struct ChatTemplate {
@@ -37,8 +36,9 @@ pub struct TemplateInfo {
     pub sha256: String,
     /// sha256 of the template that the base ships, if it ships one.
     pub base_sha256: Option<String>,
-    /// Whether the template asks for the date, which is then a fixed one.
-    pub reads_clock: bool,
+    /// What `strftime_now` tells it, where it asks for the date: a fixed moment, so that the same corpus always becomes
+    /// the same tokens.
+    pub now: Option<Moment>,
 }
 
 impl TemplateInfo {
@@ -49,8 +49,9 @@ impl TemplateInfo {
 }
 
 impl ChatTemplate {
-    /// Reads the template that `choice` names: a path, or the word `base` for the one in the folder `base`.
-    pub fn open(choice: &str, base: &Path, tokenizer: &Tokenizer) -> Result<Self> {
+    /// Reads the template that `choice` names: a path, or the word `base` for the one in the folder `base`. It is rendered
+    /// as if it were `now`.
+    pub fn open(choice: &str, base: &Path, tokenizer: &Tokenizer, now: Moment) -> Result<Self> {
         let shipped = shipped_template(base)?;
         let (origin, source) = if choice == "base" {
             shipped.clone().ok_or_else(|| {
@@ -62,7 +63,7 @@ impl ChatTemplate {
             (choice.to_string(), std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?)
         };
         let base_sha256 = shipped.map(|(_, text)| crate::hash::sha256(text.as_bytes()));
-        Self::new(&source, origin, base_sha256, tokenizer.special_tokens().clone())
+        Self::new(&source, origin, base_sha256, tokenizer.special_tokens().clone(), now)
     }
 
     /// Compiles `source`; `special` are the variables it sees, such as `bos_token`.
@@ -74,15 +75,16 @@ impl ChatTemplate {
         origin: String,
         base_sha256: Option<String>,
         special: BTreeMap<String, String>,
+        now: Moment,
     ) -> Result<Self> {
         let info = TemplateInfo {
             source: source.to_string(),
             sha256: crate::hash::sha256(source.as_bytes()),
             base_sha256,
-            reads_clock: source.contains("strftime_now"),
+            now: source.contains("strftime_now").then_some(now),
             origin,
         };
-        let mut env = environment();
+        let mut env = environment(now);
         env.add_template_owned("chat", without_generation_tags(source)).map_err(|e| {
             let message = format!("{}: the chat template does not compile: {e}", info.origin);
             Error::new("corpus::bad_template", message).source(e)
@@ -153,7 +155,7 @@ fn without_generation_tags(source: &str) -> String {
     tag.replace_all(source, replace).into_owned()
 }
 
-fn environment() -> Environment<'static> {
+fn environment(now: Moment) -> Environment<'static> {
     let mut env = Environment::new();
     env.set_trim_blocks(true);
     env.set_lstrip_blocks(true);
@@ -179,7 +181,7 @@ fn environment() -> Environment<'static> {
     env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });
-    env.add_function("strftime_now", |format: String| python::strftime(NOW, &format));
+    env.add_function("strftime_now", move |format: String| python::strftime(now, &format));
     env
 }
 
@@ -257,7 +259,8 @@ mod tests {
 
     #[test]
     fn a_template_that_does_not_compile_names_its_file() {
-        let error = ChatTemplate::new("{% if %}", "x.jinja".into(), None, BTreeMap::new()).err().unwrap();
+        let error =
+            ChatTemplate::new("{% if %}", "x.jinja".into(), None, BTreeMap::new(), Moment::default()).err().unwrap();
         assert_eq!(error.code(), "corpus::bad_template");
         assert!(error.message().starts_with("x.jinja: "), "{error}");
     }
