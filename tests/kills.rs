@@ -3,74 +3,21 @@
 
 mod common;
 
+use common::short::{assert_same, config, contents, fault_library};
 use common::{ok, tunehost};
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const SIGKILL: i32 = 9;
 
-/// Three steps with a checkpoint before the last, dropout on: every kind of file of a run, in a third of a second.
-fn config(dir: &Path) -> PathBuf {
-    let base = common::root().join("tests/fixtures/tiny-base");
-    let base = base.display();
-    let lines: Vec<String> =
-        (0..24).map(|i| format!(r#"{{"id": "r{i}", "text": "{}"}}"#, format!("word {i} ").repeat(1 + i % 5))).collect();
-    fs::write(dir.join("records.jsonl"), lines.join("\n")).unwrap();
-    let path = dir.join("short.toml");
-    let text = format!(
-        r#"
-name = "short"
-model.base = "{base}"
-data = {{ template = "{base}/chat_template.jinja", max_seq_len = 128, held_out = 0.2, sources = [{{ path = "records.jsonl", root = "records" }}] }}
-lora.dropout = 0.1
-train = {{ max_steps = 3, micro_batch = 2, accumulation = 1, lr = 1e-3 }}
-plugins.checkpoint_scheduler = "every-n-steps"
-plugins.config.checkpoint_scheduler.n = 2
-"#
-    );
-    fs::write(&path, text).unwrap();
-    path
-}
-
-/// Every file that a resume must reproduce, by its path in the run folder. Clocks, the pid and the history of the run are in
-/// the others; what a killed process left beside its place is nobody's.
-fn contents(run: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![run.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.file_name().unwrap().to_str().unwrap();
-            if name.starts_with('.') || ["provenance.json", "timing.jsonl", "run.lock"].contains(&name) {
-                continue;
-            }
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(run).unwrap().into(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    found
-}
-
-fn assert_same(whole: &BTreeMap<PathBuf, Vec<u8>>, run: &Path, how: &str) {
-    let other = contents(run);
-    assert!(whole.keys().eq(other.keys()), "{how}: {:?}", other.keys());
-    for (path, bytes) in whole {
-        assert!(*bytes == other[path], "{how}: {} differs", path.display());
-    }
-}
-
 /// `tunehost` that dies at its `at`-th point of file operations in the folder `run`, if it has so many.
 fn killed_at(library: &Path, run: &Path, at: u64, args: &[&str]) -> ExitStatus {
     let mut command = tunehost(args);
-    command.env("LD_PRELOAD", library).env("KILL_UNDER", run).env("KILL_AT", at.to_string());
+    command.env("LD_PRELOAD", library).env("FAULTS_UNDER", run).env("KILL_AT", at.to_string());
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
 }
 
@@ -89,13 +36,9 @@ fn resumed(run: &Path) -> bool {
 fn killed_at_every_file_operation_and_at_any_time() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().canonicalize().unwrap();
-    let config = config(&dir);
+    let config = config(&dir, "");
     let config = config.to_str().unwrap();
-    let library = dir.join("kill_at.so");
-    let source = common::root().join("tests/faults/kill_at.c");
-    let built =
-        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).arg("-ldl").status();
-    assert!(built.unwrap().success());
+    let library = fault_library(&dir);
     let whole = dir.join("whole");
     ok(&["run", config, "--run-dir", whole.to_str().unwrap()]);
     let whole = contents(&whole);

@@ -1,6 +1,8 @@
 //! Running the `tunehost` binary on the bundled base and corpus.
 #![allow(dead_code)] // each test binary uses its own part of it
 
+pub mod short;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

@@ -32,6 +32,12 @@ pub struct Config {
     /// Whether the corpora may be trained on.
     #[serde(default)]
     pub eligibility: EligibilityConfig,
+    /// Which checkpoints stay.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
+    /// Commands around a run.
+    #[serde(default)]
+    pub window: WindowConfig,
     /// Held-out evaluation.
     #[serde(default)]
     pub eval: EvalConfig,
@@ -437,6 +443,34 @@ impl LimitsConfig {
             ("start_deadline_ms", start_deadline_ms, 1..=DAY_MS),
             ("call_deadline_ms", call_deadline_ms, 1..=DAY_MS),
         ]
+    }
+}
+
+/// Which checkpoints stay; when one is saved, the checkpoint scheduler decides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// The newest N; without it, every one stays.
+    pub keep_last: Option<u32>,
+    /// Beside them, those of steps divisible by N.
+    pub keep_every: Option<u64>,
+}
+
+/// Commands around a run; each is a program and its arguments, and no shell is involved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WindowConfig {
+    /// Run in order before the base is loaded.
+    pub open: Vec<Vec<String>>,
+    /// Run in order when the run ended, however it did.
+    pub close: Vec<Vec<String>>,
+    /// Time for each command, seconds; after it, it is killed.
+    pub deadline_s: u64,
+}
+
+impl Default for WindowConfig {
+    fn default() -> Self {
+        Self { open: Vec::new(), close: Vec::new(), deadline_s: 600 }
     }
 }
 

@@ -15,8 +15,21 @@ const RANK_MAX: usize = 1 << 16;
 /// Checks every value; `origin` gives the place of a key for the message.
 pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<()> {
     let check = Checker { origin };
-    let Config { name, model: _, data, template: _, lora, train, plugins, eligibility, eval: _, export: _, run: _ } =
-        config;
+    let Config {
+        name,
+        model: _,
+        data,
+        template: _,
+        lora,
+        train,
+        plugins,
+        eligibility,
+        checkpoint,
+        window,
+        eval: _,
+        export: _,
+        run: _,
+    } = config;
 
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let folder = name.chars().all(plain) && !name.starts_with('.') && !name.is_empty();
@@ -72,6 +85,21 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
     check.that(train.weight_decay >= 0.0, "train.weight_decay", &train.weight_decay, not_negative)?;
     check.that(train.clip_norm >= 0.0, "train.clip_norm", &train.clip_norm, "0 (no clipping) or more")?;
     check.that(train.loss_chunk_rows >= 1, "train.loss_chunk_rows", &train.loss_chunk_rows, "1 row or more")?;
+
+    check.that(checkpoint.keep_last != Some(0), "checkpoint.keep_last", &0, "1 or more, or no such key")?;
+    let every = checkpoint.keep_every;
+    check.that(every != Some(0), "checkpoint.keep_every", &0, "1 step or more, or no such key")?;
+    let used = every.is_none() || checkpoint.keep_last.is_some();
+    let beside = "`checkpoint.keep_last` beside it: without one every checkpoint stays";
+    check.that(used, "checkpoint.keep_every", &every, beside)?;
+
+    for (key, commands) in [("window.open", &window.open), ("window.close", &window.close)] {
+        let named = |command: &Vec<String>| command.first().is_some_and(|program| !program.is_empty());
+        check.that(commands.iter().all(named), key, commands, "commands, each [\"program\", \"argument\"]")?;
+    }
+    check.that(window.deadline_s >= 1, "window.deadline_s", &window.deadline_s, "1 second or more")?;
+    let used = window.close.is_empty() || !window.open.is_empty();
+    check.that(used, "window.close", &window.close, "`window.open` beside it: what was not opened is not closed")?;
 
     for (kind, plugin) in PLUGIN_KINDS.into_iter().zip(plugins.named()) {
         check.that(!plugin.is_empty(), &keys::join("plugins", kind), plugin, "a name or a path")?;

@@ -1,23 +1,23 @@
 //! The loop: steps, logs, gates, the scheduler's decisions, checkpoints.
 
+use super::saving::{Saver, Snapshot};
 use crate::config::Config;
 use crate::corpus::Record;
 use crate::error::Result;
 use crate::model::adapter::Adapter;
 use crate::plugins::{CheckpointScheduler, StepInfo};
 use crate::report::{Reporter, StepView};
-use crate::run::checkpoint::{self, Checkpoint, Position};
+use crate::run::checkpoint::Position;
 use crate::run::clock::unix_ms_now;
-use crate::run::folder::{CHECKPOINTS, METRICS, RunFolder, TIMING};
+use crate::run::folder::{METRICS, RunFolder, TIMING};
 use crate::run::metrics::{StepLog, StepMetrics, StepTiming};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
 use crate::train::gates::{self, Movement};
 use crate::train::optimizer::AdamW;
-use crate::train::state;
 use crate::train::steps::Step;
 use crate::train::trainer::Trainer;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Steps over which the shown speed is averaged.
@@ -76,6 +76,24 @@ impl Loop<'_> {
         from: Progress,
         reporter: &mut Reporter,
     ) -> Result<Trained> {
+        let mut saver = Saver::new(self.folder, self.config_sha256, self.config.checkpoint);
+        if from.step > 0 {
+            saver.remove_expired(from.step)?;
+        }
+        let trained = self.run(steps, scheduler, from, &mut saver, reporter);
+        // Also after an error: what is on its way to the disk must get there, and the first error is the one that matters.
+        let saved = saver.finish();
+        trained.and_then(|trained| saved.map(|()| trained))
+    }
+
+    fn run(
+        &self,
+        steps: &[Step],
+        scheduler: &mut CheckpointScheduler,
+        from: Progress,
+        saver: &mut Saver,
+        reporter: &mut Reporter,
+    ) -> Result<Trained> {
         let total = steps.len() as u64;
         let Progress { step: first, adapter, optimizer } = from;
         let mut trainer = Trainer {
@@ -89,7 +107,6 @@ impl Loop<'_> {
         let mut metrics = StepLog::resume(&self.folder.file(METRICS), first)?;
         let mut timing = StepLog::resume(&self.folder.file(TIMING), first)?;
         let started = Instant::now();
-        let mut last_save = (Instant::now(), Duration::ZERO);
         let mut recent: VecDeque<(u64, Duration)> = VecDeque::new();
         let mut trained = Tally::default();
         let mut stopped = None;
@@ -102,6 +119,7 @@ impl Loop<'_> {
                 trained.gate = Some(self.inert_gate(&before, &trainer.adapter, reporter)?);
             }
             let wall = step_started.elapsed();
+            saver.check()?;
             metrics.append(&metric)?;
             trained.add(metric.tokens, metric.padding);
             recent.push_back((metric.tokens, wall));
@@ -114,8 +132,8 @@ impl Loop<'_> {
                 step: metric.step,
                 total_steps: total,
                 wall_clock_ms: unix_ms_now(),
-                since_last_save_ms: millis(last_save.0.elapsed()),
-                last_save_cost_ms: millis(last_save.1),
+                since_last_save_ms: millis(saver.last.elapsed()),
+                last_save_cost_ms: millis(saver.last_cost),
                 loss: metric.loss,
             });
             let in_plugins = asked.elapsed();
@@ -130,9 +148,7 @@ impl Loop<'_> {
             let decision = match decision {
                 Ok(decision) => decision,
                 Err(error) => {
-                    metrics.sync()?;
-                    timing.sync()?;
-                    self.save(metric.step, steps, &trainer, None)?;
+                    saver.start(self.snapshot(metric.step, steps, &trainer, None), &[&metrics, &timing])?;
                     return Err(error);
                 }
             };
@@ -145,15 +161,12 @@ impl Loop<'_> {
                 }
             }
             if decision.save || stopped.is_some() || metric.step == total {
-                let saving = Instant::now();
-                metrics.sync()?;
-                timing.sync()?;
                 let asked = Instant::now();
                 let memory = scheduler.save();
                 trained.plugins += asked.elapsed();
-                self.save(metric.step, steps, &trainer, memory.as_ref().ok().and_then(Option::as_deref))?;
+                let remembered = memory.as_ref().ok().cloned().flatten();
+                saver.start(self.snapshot(metric.step, steps, &trainer, remembered), &[&metrics, &timing])?;
                 memory?;
-                last_save = (Instant::now(), saving.elapsed());
             }
             if stopped.is_some() {
                 break;
@@ -188,8 +201,8 @@ impl Loop<'_> {
         })
     }
 
-    /// Writes the checkpoint of `step`, with what the scheduler remembers.
-    fn save(&self, step: u64, steps: &[Step], trainer: &Trainer, memory: Option<&[u8]>) -> Result<()> {
+    /// The state after `step`, with what the scheduler remembers.
+    fn snapshot(&self, step: u64, steps: &[Step], trainer: &Trainer, memory: Option<Vec<u8>>) -> Snapshot {
         let position = match steps.get(step as usize) {
             Some(next) => {
                 let before = steps[..step as usize].iter().rev().take_while(|s| s.epoch == next.epoch).count();
@@ -197,15 +210,7 @@ impl Loop<'_> {
             }
             None => Position { epoch: self.config.train.epochs, step_in_epoch: 0 },
         };
-        let mut files: BTreeMap<String, Vec<u8>> = state::to_files(&trainer.adapter, &trainer.optimizer)
-            .into_iter()
-            .map(|(name, bytes)| (name.to_string(), bytes))
-            .collect();
-        if let Some(memory) = memory {
-            files.insert(SCHEDULER_MEMORY.into(), memory.into());
-        }
-        let checkpoint = Checkpoint { step, position, config_sha256: self.config_sha256.into(), files };
-        checkpoint::write(&self.folder.file(CHECKPOINTS), &checkpoint).map(drop)
+        Snapshot { step, position, adapter: trainer.adapter.clone(), optimizer: trainer.optimizer.clone(), memory }
     }
 }
 

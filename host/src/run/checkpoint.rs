@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-const MANIFEST: &str = "checkpoint.json";
+pub(super) const MANIFEST: &str = "checkpoint.json";
 
 /// How far the training is in the order manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,24 +47,25 @@ pub struct Newest {
 
 /// `checkpoint.json`.
 #[derive(Serialize, Deserialize)]
-struct Manifest {
-    contents: Contents,
+struct Manifest<C> {
+    contents: C,
     /// Of `contents` as compact JSON.
     sha256: String,
 }
 
+/// What `checkpoint.json` says of the checkpoint.
 #[derive(Serialize, Deserialize)]
-struct Contents {
+pub(super) struct Contents {
     schema: u32,
     step: u64,
     position: Position,
-    config_sha256: String,
-    files: BTreeMap<String, FileEntry>,
+    pub(super) config_sha256: String,
+    pub(super) files: BTreeMap<String, FileEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct FileEntry {
-    bytes: u64,
+pub(super) struct FileEntry {
+    pub(super) bytes: u64,
     sha256: String,
 }
 
@@ -128,7 +129,7 @@ fn set_aside(path: &Path) -> Result<()> {
 
 fn manifest_text(checkpoint: &Checkpoint) -> Vec<u8> {
     let entry = |bytes: &Vec<u8>| FileEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) };
-    sealed(Contents {
+    sealed(&Contents {
         schema: SCHEMA,
         step: checkpoint.step,
         position: checkpoint.position,
@@ -137,8 +138,8 @@ fn manifest_text(checkpoint: &Checkpoint) -> Vec<u8> {
     })
 }
 
-fn sealed(contents: Contents) -> Vec<u8> {
-    let sha256 = sha256(&serde_json::to_vec(&contents).expect("contents have string keys"));
+fn sealed(contents: &Contents) -> Vec<u8> {
+    let sha256 = sha256(&serde_json::to_vec(contents).expect("contents have string keys"));
     let mut text = serde_json::to_vec_pretty(&Manifest { contents, sha256 }).expect("a manifest has string keys");
     text.push(b'\n');
     text
@@ -157,7 +158,8 @@ pub fn newest_whole(checkpoints: &Path) -> Result<Newest> {
     Ok(Newest { checkpoint: None, broken })
 }
 
-fn by_step(checkpoints: &Path) -> Result<BTreeMap<u64, PathBuf>> {
+/// The folders called `step-N`, by step.
+pub(super) fn by_step(checkpoints: &Path) -> Result<BTreeMap<u64, PathBuf>> {
     let list = match fs::read_dir(checkpoints) {
         Ok(list) => list,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -183,49 +185,56 @@ fn step_of(path: &Path) -> Option<u64> {
 /// # Errors
 /// `run::checkpoint_broken`, naming the file; class `io` for one that cannot be read.
 pub fn read(folder: &Path) -> Result<Checkpoint> {
-    let load = |name: &str| {
-        let path = folder.join(name);
-        fs::read(&path).map_err(|e| Error::io("read", &path, e))
-    };
-    let broken = |name: &str, what: &str| {
-        Error::new("run::checkpoint_broken", format!("{}: {what}", folder.join(name).display()))
-    };
-
-    let text = load(MANIFEST)?;
-    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| broken(MANIFEST, &e.to_string()))?;
-    let Manifest { contents, .. } = manifest;
-    if contents.schema != SCHEMA {
-        return Err(broken(MANIFEST, &format!("schema {} is not known, only {SCHEMA}", contents.schema)));
-    }
+    let contents = read_contents(folder)?;
     if step_of(folder) != Some(contents.step) {
-        return Err(broken(MANIFEST, &format!("it is of step {}", contents.step)));
+        return Err(broken(folder, MANIFEST, &format!("it is of step {}", contents.step)));
     }
     let mut files = BTreeMap::new();
     for (name, entry) in &contents.files {
-        let bytes = load(name)?;
+        let bytes = load(folder, name)?;
         let (length, hash) = (bytes.len() as u64, sha256(&bytes));
         if length != entry.bytes {
-            return Err(broken(name, &format!("it has {length} bytes, {} were written", entry.bytes)));
+            return Err(broken(folder, name, &format!("it has {length} bytes, {} were written", entry.bytes)));
         }
         if hash != entry.sha256 {
-            return Err(broken(name, &format!("its sha256 is {hash}, written was {}", entry.sha256)));
+            return Err(broken(folder, name, &format!("its sha256 is {hash}, written was {}", entry.sha256)));
         }
         files.insert(name.clone(), bytes);
     }
     let Contents { step, position, config_sha256, .. } = contents;
-    let checkpoint = Checkpoint { step, position, config_sha256, files };
-    // Written again from what was read, it must be the same text: no other way to spell it is accepted.
-    if manifest_text(&checkpoint) != text {
-        return Err(broken(MANIFEST, "it does not match its own sha256"));
+    Ok(Checkpoint { step, position, config_sha256, files })
+}
+
+/// Reads `checkpoint.json` alone.
+pub(super) fn read_contents(folder: &Path) -> Result<Contents> {
+    let text = load(folder, MANIFEST)?;
+    let manifest: Manifest<Contents> =
+        serde_json::from_slice(&text).map_err(|e| broken(folder, MANIFEST, &e.to_string()))?;
+    let contents = manifest.contents;
+    if contents.schema != SCHEMA {
+        return Err(broken(folder, MANIFEST, &format!("schema {} is not known, only {SCHEMA}", contents.schema)));
     }
-    Ok(checkpoint)
+    // Written again from what was read, it must be the same text: no other way to spell it is accepted.
+    if sealed(&contents) != text {
+        return Err(broken(folder, MANIFEST, "it does not match its own sha256"));
+    }
+    Ok(contents)
+}
+
+fn load(folder: &Path, name: &str) -> Result<Vec<u8>> {
+    let path = folder.join(name);
+    fs::read(&path).map_err(|e| Error::io("read", &path, e))
+}
+
+fn broken(folder: &Path, name: &str, what: &str) -> Error {
+    Error::new("run::checkpoint_broken", format!("{}: {what}", folder.join(name).display()))
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn checkpoint(step: u64) -> Checkpoint {
+    pub(in crate::run) fn checkpoint(step: u64) -> Checkpoint {
         let files = [("adapter.safetensors", vec![step as u8; 100]), ("state.json", b"{\"seed\":1}".to_vec())];
         Checkpoint {
             step,

@@ -114,6 +114,12 @@ impl StepLog {
         self.file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &self.path, e))
     }
 
+    /// The same file for another thread, to sync it there.
+    pub fn handle(&self) -> Result<Self> {
+        let file = self.file.try_clone().map_err(|e| Error::io("open", &self.path, e))?;
+        Ok(Self { path: self.path.clone(), file })
+    }
+
     /// Makes what was appended durable. Call it before a checkpoint is written: a checkpoint whose log is shorter
     /// cannot be resumed.
     pub fn sync(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The run folder: what a run writes down, so that it can be trusted, resumed and compared.
 //!
-//! Nothing here deletes or overwrites what it did not write itself. A file that matters is written beside its place,
+//! Nothing here deletes or overwrites what it did not write itself, and only [`retention`] removes what it did. A file that matters is written beside its place,
 //! synced and renamed ([`atomic`]); the logs that grow line by line ([`metrics`]) are cut back to the checkpoint when a
 //! run is resumed.
 
@@ -13,4 +13,5 @@ pub mod machine;
 pub mod manifest;
 pub mod metrics;
 pub mod provenance;
+pub mod retention;
 pub mod signal;

@@ -16,7 +16,7 @@ pub struct Moments {
 }
 
 /// Optimiser state, parallel to [`Adapter::modules`]: moments of A and of B.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct AdamW {
     /// Steps taken.
     pub step: u64,

@@ -68,3 +68,27 @@ pub fn from_files(
     }
     Ok((adapter, optimizer))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LoraConfig;
+    use crate::model::fixtures::large_model_headers;
+    use crate::model::spec::ModelSpec;
+
+    #[test]
+    fn a_checkpoint_of_26b_a4b_at_rank_64_takes_less_than_a_gib() {
+        let (config, found) = large_model_headers();
+        let spec = ModelSpec::check(&config, &found).unwrap().0;
+        let plan = |rank| LoraPlan::new(&LoraConfig { rank, ..LoraConfig::default() }, &spec).unwrap();
+        // The files themselves at rank 1: adapters and two moments in f32, and the names of 3 x 410 tensors.
+        let narrow = Adapter::init(plan(1), 0, &Device::flex());
+        let files = to_files(&narrow, &AdamW::new(&TrainConfig::default(), &narrow));
+        let bytes: usize = files.iter().map(|(_, bytes)| bytes.len()).sum();
+        let names = bytes - 3 * 4 * narrow.plan.parameters();
+        assert!((3 * 410 * 64..3 * 410 * 256).contains(&names), "{names} bytes of names, shapes and offsets");
+        // At rank 64 every value is there 64 times, and an offset has three digits more at most.
+        let at_64 = 3 * 4 * plan(64).parameters() + names + 3 * 410 * 2 * 3;
+        assert!((892_108_800..1 << 30).contains(&at_64), "{at_64} bytes");
+    }
+}

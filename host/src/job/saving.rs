@@ -1,0 +1,113 @@
+//! Checkpoints written while training goes on: a thread of its own gets a snapshot; at most one is on its way.
+
+use super::training::SCHEDULER_MEMORY;
+use crate::config::CheckpointConfig;
+use crate::error::Result;
+use crate::model::adapter::Adapter;
+use crate::run::checkpoint::{self, Checkpoint, Position};
+use crate::run::folder::{CHECKPOINTS, RunFolder};
+use crate::run::metrics::StepLog;
+use crate::run::retention;
+use crate::train::optimizer::AdamW;
+use crate::train::state;
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// What a checkpoint is made of. Tensors are never changed in place while another holds them, so that the clones of a
+/// snapshot cost no time and stay what they are.
+pub struct Snapshot {
+    /// Optimiser steps done.
+    pub step: u64,
+    /// Where the next step starts.
+    pub position: Position,
+    /// The adapters.
+    pub adapter: Adapter,
+    /// Their optimiser state.
+    pub optimizer: AdamW,
+    /// What the checkpoint scheduler remembers, where it remembers anything.
+    pub memory: Option<Vec<u8>>,
+}
+
+/// Writes the checkpoints of a run.
+pub struct Saver {
+    target: Target,
+    on_its_way: Option<JoinHandle<Result<Duration>>>,
+    /// When the newest snapshot was taken, or this process began.
+    pub last: Instant,
+    /// How long writing the last one took; nothing where none is written yet.
+    pub last_cost: Duration,
+}
+
+#[derive(Clone)]
+struct Target {
+    checkpoints: PathBuf,
+    config_sha256: String,
+    keep: CheckpointConfig,
+}
+
+impl Saver {
+    /// A saver of the run in `folder`.
+    pub fn new(folder: &RunFolder, config_sha256: &str, keep: CheckpointConfig) -> Self {
+        let target = Target { checkpoints: folder.file(CHECKPOINTS), config_sha256: config_sha256.into(), keep };
+        Self { target, on_its_way: None, last: Instant::now(), last_cost: Duration::ZERO }
+    }
+
+    /// Removes what is not to be kept beside the whole checkpoint of `step`: a run may have been killed before it could.
+    ///
+    /// # Errors
+    /// Class `io`.
+    pub fn remove_expired(&self, step: u64) -> Result<()> {
+        self.target.remove_expired(step)
+    }
+
+    /// Starts to write a snapshot, once the one before is written. `logs` are synced first: they must reach at least as far.
+    ///
+    /// # Errors
+    /// Those of the checkpoint before.
+    pub fn start(&mut self, snapshot: Snapshot, logs: &[&StepLog]) -> Result<()> {
+        self.finish()?;
+        self.last = Instant::now();
+        let (target, started) = (self.target.clone(), self.last);
+        let logs = logs.iter().map(|log| log.handle()).collect::<Result<Vec<_>>>()?;
+        self.on_its_way = Some(thread::spawn(move || {
+            logs.iter().try_for_each(StepLog::sync)?;
+            target.write(snapshot)?;
+            Ok(started.elapsed())
+        }));
+        Ok(())
+    }
+
+    /// Says whether the checkpoint on its way failed, without waiting for it.
+    ///
+    /// # Errors
+    /// Classes `run`, `io`.
+    pub fn check(&mut self) -> Result<()> {
+        if self.on_its_way.as_ref().is_some_and(JoinHandle::is_finished) { self.finish() } else { Ok(()) }
+    }
+
+    /// Waits for the checkpoint on its way.
+    ///
+    /// # Errors
+    /// Classes `run`, `io`.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some(thread) = self.on_its_way.take() else { return Ok(()) };
+        self.last_cost = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(())
+    }
+}
+
+impl Target {
+    fn write(&self, snapshot: Snapshot) -> Result<()> {
+        let Snapshot { step, position, adapter, optimizer, memory } = snapshot;
+        let files = state::to_files(&adapter, &optimizer).into_iter().map(|(name, bytes)| (name.to_string(), bytes));
+        let files = files.chain(memory.map(|memory| (SCHEDULER_MEMORY.to_string(), memory))).collect();
+        let config_sha256 = self.config_sha256.clone();
+        checkpoint::write(&self.checkpoints, &Checkpoint { step, position, config_sha256, files })?;
+        self.remove_expired(step)
+    }
+
+    fn remove_expired(&self, newest: u64) -> Result<()> {
+        retention::apply(&self.checkpoints, &self.keep, &self.config_sha256, newest)
+    }
+}
