@@ -4,6 +4,7 @@
 //! code of the process.
 
 use std::fmt;
+use std::io::ErrorKind;
 
 /// What went wrong, where, what was expected and what to do about it.
 #[derive(Debug)]
@@ -28,7 +29,18 @@ impl Error {
 
     /// Failed file operation `doing` (an infinitive, such as "read") on `path`.
     pub fn io(doing: &str, path: &std::path::Path, source: std::io::Error) -> Self {
-        Self::new("io::failed", format!("cannot {doing} {}: {source}", path.display())).source(source)
+        let help = match source.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some("make room there, and try again"),
+            ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => {
+                Some("make it writable or readable for this user, or name another place")
+            }
+            _ => None,
+        };
+        let error = Self::new("io::failed", format!("cannot {doing} {}: {source}", path.display())).source(source);
+        match help {
+            Some(help) => error.help(help),
+            None => error,
+        }
     }
 
     /// The same error with the `place` it happened at in front of its message.

@@ -11,6 +11,7 @@ pub use carry_out::{carry_out, tuned};
 
 use crate::error::{Error, Result};
 use crate::run::atomic::{folder_of, make_beside, sync_folder};
+use safetensors::SafeTensorError;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,8 +56,10 @@ impl PendingFolder {
     fn write_tensors(&self, name: &str, tensors: Vec<(&str, ExportTensor)>) -> Result<()> {
         let path = self.path(name);
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        safetensors::serialize_to_file(tensors, Some(metadata), &path)
-            .map_err(|e| Error::new("io::failed", format!("cannot write {}: {e}", path.display())).source(e))
+        safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(|e| match e {
+            SafeTensorError::IoError(e) => Error::io("write", &path, e),
+            e => Error::new("io::failed", format!("cannot write {}: {e}", path.display())).source(e),
+        })
     }
 
     fn commit(self) -> Result<()> {

@@ -22,6 +22,8 @@ pub const CORPUS: &str = "corpus-report.json";
 pub const TRUNCATION: &str = "truncation-report.json";
 /// Which records the corpus filter left out or replaced, and why.
 pub const FILTER: &str = "filter-report.json";
+/// What the commands of `[window]` printed, with when each began and how it ended.
+pub const WINDOW_LOG: &str = "window.log";
 /// Folder of `step-N/` ([`super::checkpoint`]).
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of the exported adapter and model.

@@ -1,0 +1,150 @@
+//! The commands around a run: in order, kept, before anything is loaded, and closed however the run ends.
+
+mod common;
+
+use common::short::{assert_same, config, contents, provenance};
+use common::{fails, ok, output, tunehost};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A run whose commands write down their names.
+struct Case {
+    folder: tempfile::TempDir,
+    config: PathBuf,
+}
+
+impl Case {
+    /// With the lines `open` and `close` of `[window]`; `NOTE` in them is the shell command that notes the word after it.
+    fn new(open: &str, close: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let note = format!("echo >>{}/notes", folder.path().display());
+        let config =
+            config(folder.path(), &format!("[window]\nopen = {open}\nclose = {close}\n").replace("NOTE", &note));
+        Self { folder, config }
+    }
+
+    fn run(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    fn start(&self) -> [String; 4] {
+        ["run", self.config.to_str().unwrap(), "--run-dir", self.run().to_str().unwrap()].map(String::from)
+    }
+
+    /// What was noted, in order.
+    fn notes(&self) -> Vec<String> {
+        let notes = fs::read_to_string(self.folder.path().join("notes")).unwrap_or_default();
+        notes.lines().map(|line| line.trim().to_string()).collect()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.run().join("window.log")).unwrap()
+    }
+}
+
+fn words(args: &[String]) -> Vec<&str> {
+    args.iter().map(String::as_str).collect()
+}
+
+fn wait_for(path: &Path) {
+    let started = Instant::now();
+    while !path.exists() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{} never came", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const OPEN: &str = r#"[["sh", "-c", "NOTE open-0; echo the seat is free"], ["sh", "-c", "NOTE $0", "open 1"]]"#;
+const CLOSE: &str = r#"[["sh", "-c", "NOTE close-0; echo the seat is back >&2"]]"#;
+
+#[test]
+fn commands_run_in_order_and_what_they_print_is_kept() {
+    let case = Case::new(OPEN, CLOSE);
+    let said = ok(&words(&case.start()));
+    // An argument is an argument, blanks and all.
+    assert_eq!(case.notes(), ["open-0", "open 1", "close-0"]);
+    let (opened, loaded) = (said.find("window.open[1]").unwrap(), said.find("of weights loaded").unwrap());
+    assert!(opened < loaded && loaded < said.find("window.close[0]").unwrap(), "{said}");
+    let log = case.log();
+    for line in ["\nthe seat is free\n", "\nthe seat is back\n", "Z window.open[0]: exit status: 0, 0 s\n"] {
+        assert_eq!(log.matches(line).count(), 1, "{log}");
+    }
+}
+
+#[test]
+fn a_command_that_fails_stops_the_run_before_the_base_is_loaded() {
+    let open =
+        r#"[["sh", "-c", "NOTE open-0"], ["sh", "-c", "echo it will not go; exit 3"], ["sh", "-c", "NOTE never"]]"#;
+    let close = r#"[["sh", "-c", "NOTE close-0; exit 1"], ["sh", "-c", "NOTE close-1"]]"#;
+    let case = Case::new(open, close);
+    let out = output(&words(&case.start()));
+    let (said, lines) = (String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
+    assert_eq!(out.status.code(), Some(6), "{said}");
+    assert!(said.contains("error[run::window_open]: window.open[1] (sh -c "), "{said}");
+    assert!(said.contains("exit status: 3") && said.contains("window.log"), "{said}");
+    assert!(!lines.contains("loaded") && !case.run().join("metrics.jsonl").exists(), "{lines}");
+    // All of `close`, and the one that failed is told.
+    assert_eq!(case.notes(), ["open-0", "close-0", "close-1"]);
+    assert!(said.contains("warning: error[run::window_close]: window.close[0] "), "{said}");
+    assert!(case.log().contains("it will not go\n"));
+    let outcome = &provenance(&case.run())["outcome"];
+    assert!(
+        outcome["status"] == "failed" && outcome["reason"].as_str().unwrap().contains("window.open[1]"),
+        "{outcome}"
+    );
+
+    // A run that is done and whose window did not close is done, and says so by its exit code.
+    let said = fails(&["resume", case.run().to_str().unwrap(), "--set", "window.open=[[\"true\"]]"], 6);
+    assert!(said.contains("error[run::window_close]") && said.contains("what the run computed is saved"), "{said}");
+    assert_eq!(provenance(&case.run())["outcome"]["status"], "finished");
+    assert!(case.run().join("export/adapter").exists());
+}
+
+#[test]
+fn a_command_that_does_not_end_or_start_is_an_error() {
+    let case = Case::new(r#"[["sleep", "60"]]"#, "[]\ndeadline_s = 1");
+    let said = fails(&words(&case.start()), 6);
+    assert!(said.contains("window.open[0] (sleep 60): killed: it did not end within 1 s"), "{said}");
+    let said = fails(&["resume", case.run().to_str().unwrap(), "--set", "window.open=[[\"/no/such/program\"]]"], 6);
+    assert!(said.contains("window.open[0] (/no/such/program): No such file or directory"), "{said}");
+}
+
+#[test]
+fn a_signal_and_an_error_close_the_window_too() {
+    let case = Case::new(r#"[["sh", "-c", "NOTE open-0; sleep 2"]]"#, CLOSE);
+    let child = tunehost(&words(&case.start())).stdout(Stdio::null()).spawn().unwrap();
+    wait_for(&case.folder.path().join("notes"));
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert!(child.wait_with_output().unwrap().status.success());
+    assert_eq!(case.notes(), ["open-0", "close-0"]);
+    assert_eq!(provenance(&case.run())["outcome"]["status"], "stopped");
+    assert!(!case.run().join("metrics.jsonl").exists(), "nothing was loaded for a run that was asked to stop");
+
+    // Where the checkpoints should be is a file.
+    let block = format!("window.open=[[\"touch\", \"{}/checkpoints\"]]", case.run().display());
+    let said = fails(&["resume", case.run().to_str().unwrap(), "--set", &block], 8);
+    assert!(said.contains("io::failed") && said.contains("checkpoints"), "{said}");
+    assert_eq!(case.notes(), ["open-0", "close-0", "close-0"]);
+}
+
+#[test]
+fn after_a_kill_a_resume_says_so_and_opens_again() {
+    let case = Case::new(OPEN, CLOSE);
+    ok(&words(&case.start()));
+    let whole = contents(&case.run());
+    fs::rename(case.run(), case.folder.path().join("whole")).unwrap();
+
+    let mut child = tunehost(&words(&case.start())).stdout(Stdio::null()).spawn().unwrap();
+    wait_for(&case.run().join("metrics.jsonl"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let out = output(&["resume", case.run().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    assert!(said.contains("was killed, and window.close may not have run"), "{said}");
+    let rounds = [["open-0", "open 1", "close-0"].as_slice(), &["open-0", "open 1"], &["open-0", "open 1", "close-0"]];
+    assert_eq!(case.notes(), rounds.concat());
+    assert_same(&whole, &case.run(), "killed in its window");
+}
