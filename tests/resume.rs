@@ -2,7 +2,9 @@
 
 mod common;
 
+use common::short::provenance;
 use common::{fails, ok, tunehost};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -167,4 +169,137 @@ fn a_broken_checkpoint_is_passed_over_and_a_changed_base_refused() {
     fs::write(dir.path().join("records.jsonl"), r#"{"id": "x", "text": "other"}"#).unwrap();
     let said = fails(&["resume", run.to_str().unwrap()], 6);
     assert!(said.contains("run::changed") && said.contains("corpus[0]"), "{said}");
+}
+
+/// `--until` long ahead with a margin that reaches beyond it: the window closes after one step.
+const CLOSES_AT_ONCE: [&str; 4] =
+    ["--until", "2099-01-01T00:00:00+02:00", "--set", "plugins.config.checkpoint_scheduler.margin_seconds=4294967295"];
+
+/// A run of one step, stopped by its window and ready to be resumed.
+fn one_step(config: &Path, run: &Path) -> String {
+    let args = ["run", config.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
+    ok(&[&args[..], &CLOSES_AT_ONCE].concat())
+}
+
+#[test]
+fn a_run_over_several_windows_is_one_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let (whole, run) = (dir.path().join("whole"), dir.path().join("windows"));
+    ok(&["run", config.to_str().unwrap(), "--run-dir", whole.to_str().unwrap()]);
+
+    // Started with the scheduler of the configuration, then resumed for one window after the other.
+    let child = start(&config, &run);
+    wait_for_steps(&run, 2);
+    signal(&child, "TERM");
+    assert!(child.wait_with_output().unwrap().status.success());
+    let steps = || fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count();
+    let resume = ["resume", run.to_str().unwrap()];
+    for window in 0..2 {
+        let before = steps();
+        let said = ok(&[&resume[..], &CLOSES_AT_ONCE].concat());
+        assert_eq!(steps(), before + 1, "window {window}");
+        assert!(said.contains("until       20") && said.contains("the checkpoint scheduler stopped it: "), "{said}");
+        assert!(said.contains(&format!("saved; to go on: tunehost resume {} --until ", run.display())), "{said}");
+        assert!(!run.join("export").exists());
+    }
+    ok(&[&resume[..], &CLOSES_AT_ONCE[..2]].concat());
+    // Only what a scheduler remembers is in one of the last checkpoints and not in the other.
+    let but_memory = |run: &Path| {
+        let mut contents = contents(run);
+        contents.retain(|name, _| !name.ends_with("checkpoint.json"));
+        contents
+    };
+    assert!(but_memory(&whole) == but_memory(&run));
+    // Every resume says where it took up, and that another scheduler decided.
+    let provenance = provenance(&run);
+    let resumes = provenance["resumes"].as_array().unwrap();
+    assert_eq!(resumes.len(), 3);
+    for (resume, next) in resumes.iter().zip(&resumes[1..]) {
+        assert_eq!(resume["from_step"].as_u64().unwrap() + 1, next["from_step"].as_u64().unwrap());
+        let allowed = resume["allowed"].as_array().unwrap();
+        assert_eq!(allowed[0]["key"], "plugin/checkpoint_scheduler");
+        assert!(allowed[0]["is"].as_str().unwrap().starts_with("window "), "{allowed:?}");
+        assert_eq!(allowed.len(), 1);
+    }
+}
+
+#[test]
+fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let bundled = common::root();
+    let base = dir.path().join("base");
+    fs::create_dir(&base).unwrap();
+    for file in fs::read_dir(bundled.join("tests/fixtures/tiny-base")).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), base.join(file.file_name())).unwrap();
+    }
+    let dist = bundled.join("plugins/dist");
+    fs::copy(dist.join("shuffled.wasm"), dir.path().join("own.wasm")).unwrap();
+    let text = fs::read_to_string(&config).unwrap();
+    let text = text.replace(&format!("{}/tests/fixtures/tiny-base", bundled.display()), &base.display().to_string());
+    let text = text.replace("[plugins]", "[template]\naccept_mismatch = true\n[plugins]\nsampler = \"./own.wasm\"");
+    fs::write(&config, text).unwrap();
+    let run = dir.path().join("run");
+    one_step(&config, &run);
+    let resume = ["resume", run.to_str().unwrap()];
+
+    // A byte more or another at the end of each file; the last of the weights is a weight.
+    let files = [
+        ("base/config.json", "base/config.json"),
+        ("base/model.safetensors", "base/model.safetensors"),
+        ("base/tokenizer.json", "tokenizer"),
+        ("base/chat_template.jinja", "template"),
+        ("records.jsonl", "corpus[0]"),
+    ];
+    for (file, key) in files {
+        let path = dir.path().join(file);
+        let whole = fs::read(&path).unwrap();
+        let mut changed = whole.clone();
+        if file.ends_with("safetensors") {
+            *changed.last_mut().unwrap() ^= 1
+        } else {
+            changed.push(b'\n')
+        }
+        fs::write(&path, &changed).unwrap();
+        assert_changed(&fails(&resume, 6), key);
+        fs::write(&path, whole).unwrap();
+    }
+    let own = dir.path().join("own.wasm");
+    fs::copy(dist.join("in-order.wasm"), &own).unwrap();
+    assert_changed(&fails(&resume, 6), "plugin/sampler");
+    // Allowed, it would still have to plan what is written down.
+    let said = fails(&[&resume[..], &["--allow", "plugin"]].concat(), 6);
+    assert!(said.contains("run::order_changed"), "{said}");
+    assert_eq!(provenance(&run)["resumes"], Value::Array(Vec::new()), "a refused resume is none");
+    fs::copy(dist.join("shuffled.wasm"), &own).unwrap();
+    let said = fails(&[&resume[..], &["--set", "lora.rank=8", "--allow", "lora.rank"]].concat(), 6);
+    assert!(said.contains("lora.rank: was 16, is 8 (--allow cannot help: "), "{said}");
+
+    // Another instruction set, and another learning rate beside it, each allowed by its own key.
+    let resumed = |extra: &[&str]| {
+        let out = tunehost(&[&resume[..], extra].concat()).env("TUNEHOST_ISA", "portable").output().unwrap();
+        (out.status.code().unwrap(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (code, said) = resumed(&[]);
+    assert_eq!(code, 6, "{said}");
+    assert_changed(&said, "kernel/lora_linear");
+    let lr = ["--set", "train.lr=2e-3", "--allow", "kernel"];
+    let (code, said) = resumed(&lr);
+    assert!(code == 6 && said.contains("train.lr: was 0.001, is 0.002") && !said.contains("kernel/"), "{said}");
+    let (code, said) = resumed(&[&lr[..], &["--allow", "train.lr"]].concat());
+    assert!(code == 0 && said.contains("allowed and noted in provenance: train.lr: was 0.001, is 0.002"), "{said}");
+    let allowed = provenance(&run)["resumes"][0]["allowed"].clone();
+    let keys: Vec<&str> = allowed.as_array().unwrap().iter().map(|change| change["key"].as_str().unwrap()).collect();
+    assert!(keys.contains(&"kernel/rope") && keys.contains(&"train.lr"), "{keys:?}");
+    // What was allowed once stays allowed.
+    assert_eq!(resumed(&lr[..2]).0, 0);
+}
+
+/// That a resume was refused for a change of `key`, naming two values.
+fn assert_changed(said: &str, key: &str) {
+    let line = said.lines().find(|line| line.trim_start().starts_with(&format!("{key}: was "))).expect(said);
+    let (was, is) = line.split_once(": was ").unwrap().1.split_once(", is ").unwrap();
+    assert!(said.contains("run::changed") && was != is && was != "absent" && is != "absent", "{said}");
 }

@@ -87,6 +87,10 @@ struct RunArgs {
     /// The run folder: new or empty. Without it, the first free <run.root>/<name>-<number>.
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
+    /// End before this time, saved and ready to be resumed: the next 06:30 of this machine's clock, or date, time and offset
+    /// (2026-12-01T06:30:00+01:00). The checkpoint scheduler is then `window`.
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -96,9 +100,17 @@ struct ResumeArgs {
     /// The run folder.
     run: PathBuf,
     /// Change a value that decides nothing of what is computed, such as the settings of the checkpoint scheduler or a plugin's
-    /// limits: --set plugins.config.checkpoint_scheduler.until=2026-12-01T06:00:00Z. May be repeated.
+    /// limits: --set plugins.limits.sampler.call_deadline_ms=90000. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+    /// End before this time, as in `run`.
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Go on although this is not what it was when the run started, as run::changed names it: --allow train.lr, or --allow
+    /// kernel for every kernel. The result is then no longer the one of a run that did not stop, and provenance says so. May be
+    /// repeated.
+    #[arg(long, value_name = "KEY")]
+    allow: Vec<String>,
     #[command(flatten)]
     output: OutputArgs,
 }

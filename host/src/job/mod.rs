@@ -4,7 +4,9 @@ mod finish;
 mod inputs;
 mod policies;
 mod prepare;
+mod saving;
 mod training;
+mod window;
 
 use crate::config::{self, Config, Resolved};
 use crate::corpus::Corpus;
@@ -17,7 +19,7 @@ use crate::run::atomic::{self, Existing};
 use crate::run::changes::refuse_changes;
 use crate::run::checkpoint::newest_whole;
 use crate::run::clock::utc_now;
-use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION};
+use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION, WINDOW_LOG};
 use crate::run::manifest::OrderManifest;
 use crate::run::provenance::{EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
@@ -28,9 +30,14 @@ use policies::Policies;
 use prepare::Prepared;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::Instant;
 use training::{Loop, Progress};
+use window::Window;
+
+/// The key of a changed checkpoint scheduler among [`changes`](crate::run::changes::changes).
+pub const SCHEDULER: &str = "plugin/checkpoint_scheduler";
 
 /// Runs a configuration in a new run folder: `run_dir`, or the next free one under `run.root`.
 ///
@@ -68,6 +75,7 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
     session.conclude(provenance, reporter, |session, provenance, reporter| {
+        session.commit_order(&prepared)?;
         session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
         let adapter = Adapter::init(prepared.lora.clone(), config.train.seed, &engine.model.device);
@@ -77,15 +85,25 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     })
 }
 
-/// Continues the run in `dir` from its newest whole checkpoint, with `sets` (`KEY=VALUE`) over its configuration.
+/// What a resume may do otherwise than the run did until now.
+pub struct Otherwise<'a> {
+    /// `KEY=VALUE` over the run's configuration.
+    pub sets: &'a [String],
+    /// `KIND=PLUGIN` over the run's configuration.
+    pub plugins: &'a [String],
+    /// Keys that may have changed ([`refuse_changes`]).
+    pub allow: &'a [String],
+}
+
+/// Continues the run in `dir` from its newest whole checkpoint.
 ///
 /// # Errors
 /// `run::changed` when anything that decides the result is not what it was, and whatever stops the run.
-pub fn resume(dir: &Path, sets: &[String], reporter: &mut Reporter) -> Result<()> {
+pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Result<()> {
     let started = Instant::now();
     let stop = StopRequest::install()?;
     let folder = RunFolder::open(dir)?;
-    let resolved = config::load(&folder.file(CONFIG), sets, &[])?;
+    let resolved = config::load(&folder.file(CONFIG), otherwise.sets, otherwise.plugins)?;
     let config = &resolved.config;
     let mut provenance = Provenance::read(folder.path())?;
     let manifest = manifest(config)?;
@@ -95,16 +113,29 @@ pub fn resume(dir: &Path, sets: &[String], reporter: &mut Reporter) -> Result<()
     say(&eligibility, reporter);
     provenance.eligibility = Some(eligibility);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
-    refuse_changes(&provenance, &inputs::provenance(&folder, &resolved, &prepared)?)?;
+    let now = inputs::provenance(&folder, &resolved, &prepared)?;
+    let allowed = refuse_changes(&provenance, &now, otherwise.allow)?;
+    for change in &allowed {
+        reporter.warn(format!("allowed and noted in provenance: {change}"));
+    }
+    // What one scheduler remembers is nothing to another.
+    let same_scheduler = allowed.iter().all(|change| change.key != SCHEDULER);
     let newest = newest_whole(&folder.file(CHECKPOINTS))?;
     for broken in &newest.broken {
         reporter.warn(format!("passed over: {broken}"));
     }
+    if provenance.outcome.is_none() && !config.window.open.is_empty() {
+        reporter.warn(format!(
+            "the process before this one was killed, and window.close may not have run: see {}; window.open runs again now",
+            folder.file(WINDOW_LOG).display()
+        ));
+    }
     let step = newest.checkpoint.as_ref().map_or(0, |(_, c)| c.step);
     reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
-    provenance.resumed(step);
-    provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
+    session.commit_order(&prepared)?;
+    provenance.resumed(step, allowed);
+    provenance.write(&folder)?;
     session.conclude(provenance, reporter, |session, provenance, reporter| {
         session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
@@ -112,9 +143,9 @@ pub fn resume(dir: &Path, sets: &[String], reporter: &mut Reporter) -> Result<()
         let (adapter, optimizer) = match &newest.checkpoint {
             Some((path, c)) => {
                 let scheduler = &mut prepared.policies.scheduler;
-                let memory = c.files.get(training::SCHEDULER_MEMORY).map(Vec::as_slice);
+                let memory = c.files.get(training::SCHEDULER_MEMORY).map(Vec::as_slice).filter(|_| same_scheduler);
                 scheduler.restore(memory)?;
-                if memory.is_none() && scheduler.remembers()? {
+                if memory.is_none() && same_scheduler && scheduler.remembers()? {
                     reporter.warn(format!(
                         "{} holds nothing of what {} remembered, since it failed then: it starts anew",
                         path.display(),
@@ -154,25 +185,38 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Runs `work` and writes how it ended into provenance, also when it failed.
+    /// Opens the window, runs `work`, closes the window and writes how it ended into provenance, also when it failed.
     fn conclude(
         &self,
         mut provenance: Provenance,
         reporter: &mut Reporter,
         work: impl FnOnce(&Self, &mut Provenance, &mut Reporter) -> Result<Outcome>,
     ) -> Result<()> {
-        let result = work(self, &mut provenance, reporter);
+        let mut window = Window::new(&self.config.window, self.folder);
+        // A panic is a bug; also after one, the window is to be closed.
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            window.open(self.stop, reporter)?;
+            if self.stop.is_set() {
+                return Ok(self.interrupted("a signal asked it to stop", self.saved_step(), reporter));
+            }
+            work(self, &mut provenance, reporter)
+        }));
         reporter.finish_steps();
-        match result {
+        let closed = window.close(reporter);
+        match ended.unwrap_or_else(|panic| resume_unwind(panic)) {
             Ok(outcome) => {
                 provenance.outcome = Some(outcome);
-                provenance.write(self.folder)
+                provenance.write(self.folder)?;
+                closed
             }
             Err(error) => {
                 let step = self.saved_step();
                 provenance.outcome = Some(Outcome { reason: Some(error.to_string()), ..outcome(Status::Failed, step) });
                 // The error that matters is the first one.
                 _ = provenance.write(self.folder);
+                if let Err(closing) = closed {
+                    reporter.warn(closing.to_string());
+                }
                 Err(self.with_resume_help(error, step))
             }
         }
@@ -208,7 +252,6 @@ impl Session<'_> {
         provenance: &mut Provenance,
         reporter: &mut Reporter,
     ) -> Result<Outcome> {
-        self.commit_order(prepared)?;
         let Prepared { corpus, steps, policies, checkpoint, .. } = prepared;
         let corpus: &Corpus = corpus;
         let held_out = corpus.evaluation(self.config.eval.max_records_per_root);
@@ -255,7 +298,9 @@ impl Session<'_> {
 
     fn interrupted(&self, reason: &str, step: u64, reporter: &Reporter) -> Outcome {
         let run = self.folder.path().display();
-        reporter.result(format!("stopped after step {step}: {reason}\nsaved; to go on: tunehost resume {run}"));
+        // In the next window: the one of this configuration is over.
+        let until = if self.config.plugins.checkpoint_scheduler == "window" { " --until TIME" } else { "" };
+        reporter.result(format!("stopped after step {step}: {reason}\nsaved; to go on: tunehost resume {run}{until}"));
         reporter.event("stopped", json!({"run": run.to_string(), "step": step, "reason": reason}));
         Outcome { reason: Some(reason.into()), ..outcome(Status::Stopped, step) }
     }

@@ -7,12 +7,13 @@ use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// One thing that is not as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus manifest`, `corpus[i]`, `plugin/<kind>`,
-    /// `kernel/<name>`, `device`, `instruction sets`, `version`.
+    /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus-manifest`, `corpus[i]`, `plugin/<kind>`,
+    /// `kernel/<name>`, `device`, `instruction-sets`, `version`.
     pub key: String,
     /// Its value or hash when the run was started; nothing where it was not there.
     pub was: Option<String>,
@@ -42,19 +43,62 @@ pub fn changes(stored: &Provenance, now: &Provenance) -> Vec<Change> {
     differs.map(change).collect()
 }
 
-/// Refuses a run that [`changes`] finds changed.
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "absent".into());
+        write!(f, "{}: was {}, is {}", self.key, value(&self.was), value(&self.is))
+    }
+}
+
+/// Refuses a run that [`changes`] finds changed, but for the keys in `allow` and for what an earlier resume allowed. What
+/// is left of the changes is returned: the exceptions under which the run goes on.
 ///
 /// # Errors
-/// `run::changed`, naming each change with both values.
-pub fn refuse_changes(stored: &Provenance, now: &Provenance) -> Result<()> {
+/// `run::changed`, naming each change with both values, and why one of `allow` is none that can be allowed.
+pub fn refuse_changes(stored: &Provenance, now: &Provenance, allow: &[String]) -> Result<Vec<Change>> {
     let changes = changes(stored, now);
-    if changes.is_empty() {
-        return Ok(());
+    let allowed = |change: &Change| {
+        let earlier = stored.resumes.iter().any(|resume| resume.allowed.contains(change));
+        fixed(&change.key).is_none() && (earlier || names(allow, &change.key))
+    };
+    let (allowed, refused): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(allowed);
+    if refused.is_empty() {
+        return Ok(allowed);
     }
-    let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "absent".into());
-    let lines = changes.iter().map(|c| format!("\n  {}: was {}, is {}", c.key, value(&c.was), value(&c.is)));
-    let message = format!("run {} is not what it was when it started:{}", stored.run_id, lines.collect::<String>());
-    Err(Error::new("run::changed", message).help("undo the change, or start a new run"))
+    let line = |change: &Change| match fixed(&change.key).filter(|_| names(allow, &change.key)) {
+        Some(why) => format!("\n  {change} (--allow cannot help: {why})"),
+        None => format!("\n  {change}"),
+    };
+    let lines: String = refused.iter().map(line).collect();
+    let message = format!("run {} is not what it was when it started:{lines}", stored.run_id);
+    let error = Error::new("run::changed", message).help("undo the change, or start a new run");
+    Err(match refused.iter().find(|change| fixed(&change.key).is_none()) {
+        Some(change) => error.help(format!(
+            "to go on all the same, without the promise of the same bytes and with a note in provenance: --allow '{}'",
+            change.key
+        )),
+        None => error,
+    })
+}
+
+/// Whether `allow` has the key, or what stands before its `/` or `[`: `kernel` names every kernel.
+fn names(allow: &[String], key: &str) -> bool {
+    let covers = |name: &String| {
+        key.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '[']))
+    };
+    allow.iter().any(covers)
+}
+
+/// Why a key stays as it was in any case: what is saved would mean something else under another value.
+fn fixed(key: &str) -> Option<&'static str> {
+    match key {
+        "lora.rank" | "lora.targets" => Some("the saved adapters have their shapes from it"),
+        "train.seed" => Some("adapters, dropout and the order of the records come from it"),
+        "train.epochs" | "train.max_steps" | "train.micro_batch" | "train.accumulation" => {
+            Some("the steps that are written down would be others")
+        }
+        _ => None,
+    }
 }
 
 fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
@@ -70,7 +114,7 @@ fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
     let single = [
         named("tokenizer", &inputs.tokenizer),
         named("template", &inputs.template),
-        named("corpus manifest", &inputs.corpus_manifest),
+        named("corpus-manifest", &inputs.corpus_manifest),
     ];
     single.into_iter().flatten().for_each(|(name, hash)| add(name, &hash));
     for (kind, plugin) in &inputs.plugins {
@@ -78,7 +122,7 @@ fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
     }
     kernels.iter().for_each(|(name, kernel)| add(format!("kernel/{name}"), &kernel.resolved));
     add("device".into(), &machine.device_name);
-    add("instruction sets".into(), &machine.instruction_sets.join(" "));
+    add("instruction-sets".into(), &machine.instruction_sets.join(" "));
     add("version".into(), &program.version);
     out
 }
@@ -90,8 +134,10 @@ fn decides(key: &str) -> bool {
     let plugins = key.strip_prefix("plugins.");
     let elsewhere =
         plugins.is_some_and(|key| PLUGIN_KINDS.contains(&key) || key == "limits" || key.starts_with("limits."));
-    // When a run is saved and whether it stops changes nothing of what it computes: a window may be moved.
-    let when = plugins.is_some_and(|key| key.starts_with("config.checkpoint_scheduler"));
+    // When a run is saved, what stays of it and whether it stops changes nothing of what it computes: a window may be moved.
+    let when = key.starts_with("checkpoint.")
+        || key.starts_with("window.")
+        || plugins.is_some_and(|key| key.starts_with("config.checkpoint_scheduler"));
     !holds_path(key) && !elsewhere && !when
 }
 
@@ -114,13 +160,15 @@ mod tests {
         now.machine.cpus += 5;
         now.config.get_mut("run.root").unwrap().value = Some("elsewhere".into());
         now.config.get_mut("plugins.sampler").unwrap().value = Some("own/shuffled.wasm".into());
+        now.config.get_mut("window.open").unwrap().value = Some("[[\"true\"]]".into());
+        now.config.get_mut("checkpoint.keep_last").unwrap().value = Some("3".into());
         let (key, value) = ("plugins.limits.sampler.call_deadline_ms", Some("90000".into()));
         now.config.insert(key.into(), ConfigValue { value, origin: "default".into() });
-        now.resumed(3);
+        now.resumed(3, Vec::new());
         assert_ne!(stored.inputs.corpus[0].path, now.inputs.corpus[0].path);
         assert_eq!(changes(&stored, &now), []);
         assert_eq!(stored.config_sha256, now.config_sha256);
-        refuse_changes(&stored, &now).unwrap();
+        assert_eq!(refuse_changes(&stored, &now, &[]).unwrap(), []);
     }
 
     #[test]
@@ -129,7 +177,7 @@ mod tests {
         let stored = sample(&root.path().join("a"), "0.5", "{}");
         let now = sample(&root.path().join("b"), "0.25", "{}");
         assert_ne!(stored.config_sha256, now.config_sha256);
-        let error = refuse_changes(&stored, &now).unwrap_err();
+        let error = refuse_changes(&stored, &now, &[]).unwrap_err();
         assert_eq!(error.code(), "run::changed");
         assert!(error.message().ends_with("\n  train.lr: was 0.5, is 0.25"), "{error}");
 
@@ -143,10 +191,10 @@ mod tests {
             ("train.epochs", |p| p.config.get_mut("train.epochs").unwrap().value = Some("2".into())),
             ("train.micro_batch", |p| p.config.get_mut("train.micro_batch").unwrap().value = Some("1".into())),
             ("template", |p| p.inputs.template = p.inputs.tokenizer.clone()),
-            ("corpus manifest", |p| p.inputs.corpus_manifest = p.inputs.tokenizer.clone()),
+            ("corpus-manifest", |p| p.inputs.corpus_manifest = p.inputs.tokenizer.clone()),
             ("plugin/sampler", |p| p.inputs.plugins.get_mut("sampler").unwrap().sha256 = "0".into()),
             ("kernel/grouped_mm", |p| p.kernels.get_mut("grouped_mm").unwrap().resolved = "cube".into()),
-            ("instruction sets", |p| p.machine.instruction_sets = vec!["mmx".into()]),
+            ("instruction-sets", |p| p.machine.instruction_sets = vec!["mmx".into()]),
             ("device", |p| p.machine.device_name = "another".into()),
             ("version", |p| p.program.version = "9.9.9".into()),
         ];
@@ -163,7 +211,49 @@ mod tests {
         let stored = sample(root.path(), "0.5", "{}");
         let mut now = stored.clone();
         now.config.get_mut("train.max_steps").unwrap().value = Some("5".into());
-        let error = refuse_changes(&stored, &now).unwrap_err();
+        let error = refuse_changes(&stored, &now, &[]).unwrap_err();
         assert!(error.message().ends_with("train.max_steps: was absent, is 5"), "{error}");
+    }
+
+    #[test]
+    fn what_is_allowed_is_returned_and_stays_allowed() {
+        let root = tempfile::tempdir().unwrap();
+        let mut stored = sample(root.path(), "0.5", "{}");
+        let mut now = stored.clone();
+        now.config.get_mut("train.lr").unwrap().value = Some("0.25".into());
+        now.machine.device_name = "another".into();
+        let allow = |keys: &[&str]| keys.iter().map(|key| key.to_string()).collect::<Vec<_>>();
+
+        let error = refuse_changes(&stored, &now, &allow(&["train.lr"])).unwrap_err();
+        assert!(!error.message().contains("train.lr") && error.message().contains("device: was "), "{error}");
+        assert!(error.to_string().ends_with("--allow 'device'"), "{error}");
+        now.kernels.get_mut("grouped_mm").unwrap().resolved = "cube".into();
+        let exceptions = refuse_changes(&stored, &now, &allow(&["train.lr", "device", "kernel", "template"])).unwrap();
+        assert_eq!(
+            exceptions.iter().map(|c| c.key.as_str()).collect::<Vec<_>>(),
+            ["device", "kernel/grouped_mm", "train.lr"]
+        );
+
+        // Written down, they hold for the next resume too: these values and no others.
+        stored.resumed(3, exceptions.clone());
+        assert_eq!(refuse_changes(&stored, &now, &[]).unwrap(), exceptions);
+        now.config.get_mut("train.lr").unwrap().value = Some("0.125".into());
+        let error = refuse_changes(&stored, &now, &[]).unwrap_err();
+        assert!(error.message().ends_with("\n  train.lr: was 0.5, is 0.125"), "{error}");
+    }
+
+    #[test]
+    fn what_the_saved_work_hangs_on_is_never_allowed() {
+        let root = tempfile::tempdir().unwrap();
+        let stored = sample(root.path(), "0.5", "{}");
+        for key in ["lora.rank", "lora.targets", "train.seed", "train.epochs", "train.max_steps", "train.accumulation"]
+        {
+            let mut now = stored.clone();
+            now.config.get_mut(key).expect(key).value = Some("7".into());
+            let error = refuse_changes(&stored, &now, &[key.to_string()]).unwrap_err();
+            assert!(error.message().contains(&format!("{key}: was ")), "{error}");
+            assert!(error.message().contains("is 7 (--allow cannot help: "), "{error}");
+            assert!(!error.to_string().contains("--allow '"), "{error}");
+        }
     }
 }

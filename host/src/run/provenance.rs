@@ -5,7 +5,7 @@
 //! has [`changes::refuse_changes`] compare the two, and goes on with the stored one.
 
 use super::atomic::{self, Existing};
-use super::changes;
+use super::changes::{self, Change};
 use super::clock::utc_now;
 use super::folder::{PROVENANCE, RunFolder};
 use super::machine::Machine;
@@ -133,6 +133,9 @@ pub struct Resume {
     pub from_step: u64,
     /// The command, word by word.
     pub command_line: Vec<String>,
+    /// What was not as it was when the run started, and `--allow` let pass.
+    #[serde(default)]
+    pub allowed: Vec<Change>,
 }
 
 /// What permits the run to train on its corpora.
@@ -262,9 +265,10 @@ impl Provenance {
         }
     }
 
-    /// Notes that the run goes on from the checkpoint of `from_step`, by this process's command line.
-    pub fn resumed(&mut self, from_step: u64) {
-        self.resumes.push(Resume { at: utc_now(), from_step, command_line: command_line() });
+    /// Notes that the run goes on from the checkpoint of `from_step`, by this process's command line, with what is `allowed`
+    /// to differ.
+    pub fn resumed(&mut self, from_step: u64, allowed: Vec<Change>) {
+        self.resumes.push(Resume { at: utc_now(), from_step, command_line: command_line(), allowed });
         self.outcome = None;
     }
 
@@ -349,7 +353,7 @@ pub(super) mod tests {
         let mut provenance = sample(root.path(), "0.5", "{}");
         let run = RunFolder::create(root.path(), "demo").unwrap();
         provenance.write(&run).unwrap();
-        provenance.resumed(7);
+        provenance.resumed(7, Vec::new());
         provenance.outcome = Some(Outcome {
             status: Status::Finished,
             step: 9,
