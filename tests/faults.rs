@@ -95,7 +95,11 @@ fn a_base_that_is_gone_is_one_error_and_the_run_goes_on_when_it_is_back() {
     let set = format!("model.base={}", base.display());
     let (whole, run) = (dir.path().join("whole"), dir.path().join("run"));
     ok(&["run", config.to_str().unwrap(), "--set", &set, "--run-dir", whole.to_str().unwrap()]);
-    let whole = contents(&whole);
+    let but_config = |run: &Path| {
+        let mut contents = contents(run);
+        contents.remove(Path::new("config.resolved.toml"));
+        contents
+    };
 
     // Gone as soon as the run has opened it: it trains to its end, and lacks the files that are copied to the export.
     let away = format!("window.open=[[\"mv\", \"{0}\", \"{0}-away\"]]", base.display());
@@ -107,5 +111,6 @@ fn a_base_that_is_gone_is_one_error_and_the_run_goes_on_when_it_is_back() {
     assert!(said.contains(&base.display().to_string()), "{said}");
     fs::rename(format!("{}-away", base.display()), &base).unwrap();
     ok(&resume);
-    assert_same(&whole, &run, "after the base came back");
+    // But for the command that took the base away, the two are one.
+    assert!(but_config(&whole) == but_config(&run));
 }
