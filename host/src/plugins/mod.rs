@@ -8,6 +8,7 @@
 pub mod bench;
 mod bundled;
 mod cache;
+pub mod chart;
 pub mod check;
 pub mod contract;
 mod eligibility;
