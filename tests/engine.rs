@@ -38,8 +38,8 @@ fn adapter(engine: &Engine, dropout: f64) -> Adapter {
 
 fn record(id: usize, length: usize) -> Record {
     let ids: Vec<u32> = (0..length).map(|t| 3 + ((t * 31 + id * 17 + t * t) % 690) as u32).collect();
-    let labels = ids.iter().enumerate().map(|(t, id)| if t < 2 { -100 } else { *id as i32 }).collect();
-    Record { id: format!("record-{id}"), root: 0, ids, labels }
+    let labels: Vec<i32> = ids.iter().enumerate().map(|(t, id)| if t < 2 { -100 } else { *id as i32 }).collect();
+    Record { id: format!("record-{id}"), root: 0, tokens: tunehost::corpus::Tokens::new(&ids, &labels) }
 }
 
 fn flat(gradients: &Gradients) -> Vec<f32> {
@@ -47,7 +47,7 @@ fn flat(gradients: &Gradients) -> Vec<f32> {
 }
 
 fn batch(records: &[&Record]) -> Batch {
-    Batch::new(records.iter().map(|r| (&r.ids[..], &r.labels[..])))
+    Batch::of(records.iter().copied())
 }
 
 #[test]
@@ -92,13 +92,40 @@ fn a_window_is_one_mean_over_its_tokens_however_it_is_split() {
     }
 }
 
+/// Row 14, for what is learned: the gradient of B's loss, with A beside it untrained.
+#[test]
+fn the_gradient_of_a_document_does_not_see_its_neighbour() {
+    let engine = engine(6);
+    let untrained = |id| {
+        let Record { id, root, tokens } = record(id, 23);
+        Record { id, root, tokens: tunehost::corpus::Tokens::new(&tokens.ids(), &[-100; 23]) }
+    };
+    let (a, changed, b) = (untrained(1), untrained(4), record(2, 40));
+    let gradient = |records: &[&Record]| {
+        let mut gradients = Gradients::default();
+        let losses = engine.accumulate(&adapter(&engine, 0.0), &batch(records), 1.0, 0, &mut gradients);
+        (losses[losses.len() - b.tokens.len()..].to_vec(), flat(&gradients))
+    };
+    let beside_a = gradient(&[&a, &b]);
+    assert!(beside_a.1.iter().any(|g| *g != 0.0));
+    assert!(beside_a == gradient(&[&changed, &b]), "document A changed at equal length");
+    assert!(gradient(&[&b, &a]).1 == gradient(&[&b, &changed]).1, "behind it");
+    let alone = gradient(&[&b]);
+    assert!(beside_a.0 == alone.0, "the loss of B alone is the same, bit for bit");
+    let most = alone.1.iter().fold(0.0_f32, |most, g| most.max(g.abs()));
+    assert!(
+        beside_a.1.iter().zip(&alone.1).all(|(a, b)| (a - b).abs() <= 1e-5 * most),
+        "and its gradient but for the order of sums"
+    );
+}
+
 #[test]
 fn documents_never_see_each_other() {
     let engine = engine(6);
     let (a, changed, b) = (record(1, 23), record(4, 23), record(2, 40));
     let logits = |records: &[&Record]| {
         let all = values(&engine.logits(None, &batch(records)));
-        all[all.len() - b.ids.len() * engine.model.config.vocab_size..].to_vec()
+        all[all.len() - b.tokens.len() * engine.model.config.vocab_size..].to_vec()
     };
     let beside_a = logits(&[&a, &b]);
     assert!(beside_a == logits(&[&changed, &b]), "document A changed at equal length");
@@ -125,7 +152,7 @@ fn an_adapter_that_does_not_move_stops_the_run() {
 fn a_step_with_nothing_trained_or_no_finite_loss_is_not_applied() {
     let engine = engine(6);
     let mut untrained = record(1, 12);
-    untrained.labels.fill(-100);
+    untrained.tokens = tunehost::corpus::Tokens::new(&untrained.tokens.ids(), &[-100; 12]);
     let records = [untrained, record(2, 12)];
     let config = TrainConfig::default();
     let start = adapter(&engine, 0.0);

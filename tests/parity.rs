@@ -146,7 +146,7 @@ fn bf16_weights_stay_near_f32() {
     let text = TextConfig::read(&base).unwrap();
     let encoder = Encoder::open(&base, Some("base"), text.vocab_size, Default::default()).unwrap();
     let records = encode_for_scoring(&encoder, &dir.join("corpus/stage.jsonl")).unwrap();
-    let batch = Batch::new(records[..8].iter().map(|record| (&record.ids[..], &record.labels[..])));
+    let batch = Batch::of(&records[..8]);
     let run = |weights: WeightDtype| {
         let device = burn::tensor::Device::flex();
         let model =

@@ -6,7 +6,7 @@ use crate::corpus::inspect::{self, Marking};
 use crate::corpus::{self, Corpus, EncodeOptions, Encoder};
 use crate::error::{Error, Result};
 use crate::model::config::TextConfig;
-use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, mixture};
+use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, chart, mixture};
 use crate::run::atomic::{self, Existing};
 use std::io::IsTerminal;
 
@@ -17,10 +17,14 @@ pub fn batches(args: &BatchesArgs) -> Result<()> {
     let corpus = load(&config)?;
     let (lengths, roots) = corpus.columns();
     let request = PlanRequest::configured(&config, &lengths, &roots, 0);
-    let mixture = mixture::Mixture::of(&sampler.plan(&request)?, &request);
+    let plan = sampler.plan(&request)?;
+    let mixture = mixture::Mixture::of(&plan, &request);
     match args.json {
         true => print(&format!("{:#}", mixture.json())),
-        false => print(&mixture::table(&[(sampler.identity().name.clone(), mixture)])),
+        false => {
+            let table = mixture::table(&[(sampler.identity().name.clone(), mixture)]);
+            print(&(table + &chart::chart(&plan, &request, &corpus.roots)))
+        }
     }
 }
 
@@ -79,7 +83,7 @@ fn load(config: &Config) -> Result<Corpus> {
     let filter = PluginRef::configured(Kind::CorpusFilter, &config.plugins)?;
     let mut filter = CorpusFilter::load(&filter, settings(config, Kind::CorpusFilter))?;
     let text = TextConfig::read(&config.model.base)?;
-    corpus::load(&config.data, &config.template, &config.model.base, text.vocab_size, &mut filter)
+    corpus::load(&config.data, &config.template, &config.model.base, text.vocab_size, &mut filter, &mut |_, _| {})
 }
 
 fn settings(config: &Config, kind: Kind) -> Option<&serde_json::Value> {

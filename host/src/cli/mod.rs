@@ -1,5 +1,6 @@
 //! The command line: each flag is documented where it is defined.
 
+mod cache;
 mod config;
 mod corpus;
 mod generate;
@@ -40,6 +41,9 @@ enum Command {
     /// The corpus of a configuration.
     #[command(subcommand)]
     Corpus(CorpusCommand),
+    /// Records that were encoded by earlier runs.
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Permissions to train on corpora that something stands against.
     #[command(subcommand)]
     Grants(GrantsCommand),
@@ -327,6 +331,42 @@ struct BatchesArgs {
 }
 
 #[derive(Debug, Subcommand)]
+enum CacheCommand {
+    /// Records, tokens, size, tokenizer and template of each file of the cache.
+    Ls(CacheFolderArgs),
+    /// Read every token of the cache against its checksum; exit code 3 where one is damaged.
+    Verify(CacheFolderArgs),
+    /// Remove files of the cache.
+    Rm {
+        /// The beginning of a file's name, as `cache ls` prints it.
+        #[arg(required_unless_present = "all")]
+        names: Vec<String>,
+        /// Remove all of them.
+        #[arg(long, conflicts_with = "names")]
+        all: bool,
+        #[command(flatten)]
+        folder: CacheFolderArgs,
+    },
+    /// Encode the corpus of a configuration ahead of a run.
+    Fill {
+        #[command(flatten)]
+        config: ConfigArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+struct CacheFolderArgs {
+    /// The folder of the cache; without it, tunehost/encodings in the user's cache folder.
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
 enum GrantsCommand {
     /// Make the ledger of a new grants file, FILE's name with .ledger.jsonl, in which runs write what they use.
     Open {
@@ -368,6 +408,10 @@ pub fn execute(cli: Cli) -> Result<()> {
         Command::Corpus(CorpusCommand::Batches(args)) => corpus::batches(&args),
         Command::Corpus(CorpusCommand::Inspect(args)) => corpus::inspect(&args),
         Command::Corpus(CorpusCommand::Stats(args)) => corpus::stats(&args),
+        Command::Cache(CacheCommand::Ls(args)) => cache::ls(&args),
+        Command::Cache(CacheCommand::Verify(args)) => cache::verify(&args),
+        Command::Cache(CacheCommand::Rm { names, all, folder }) => cache::rm(&folder, &names, all),
+        Command::Cache(CacheCommand::Fill { config, output }) => cache::fill(&config, &output),
         Command::Grants(GrantsCommand::Open { file }) => grants::open(&file),
         Command::Grants(GrantsCommand::Show { file }) => grants::show(&file),
         Command::Config(ConfigCommand::Show(args)) => config::show(&args),

@@ -81,7 +81,7 @@ fn cells(mean: Option<f64>) -> String {
 
 fn write_logits(engine: &Engine, adapter: Option<&Adapter>, records: &[Record], path: &Path) -> Result<()> {
     let vocab_size = engine.model.config.vocab_size;
-    let size_bytes = records.iter().map(|r| r.ids.len() * vocab_size * 4).sum();
+    let size_bytes = records.iter().map(|r| r.tokens.len() * vocab_size * 4).sum();
     if size_bytes > LOGITS_BYTES_MAX {
         return Err(Error::new(
             "usage::too_large",
@@ -93,8 +93,8 @@ fn write_logits(engine: &Engine, adapter: Option<&Adapter>, records: &[Record], 
     let tensors: Vec<(String, [usize; 2], Vec<f32>)> = records
         .iter()
         .map(|r| {
-            let batch = Batch::new([(&r.ids[..], &r.labels[..])]);
-            (r.id.clone(), [r.ids.len(), vocab_size], values(&engine.logits(adapter, &batch)))
+            let batch = Batch::of([r]);
+            (r.id.clone(), [r.tokens.len(), vocab_size], values(&engine.logits(adapter, &batch)))
         })
         .collect();
     let file = f32_safetensors(tensors.iter().map(|(name, shape, values)| (name.as_str(), &shape[..], &values[..])));

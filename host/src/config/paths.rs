@@ -16,6 +16,7 @@ pub fn holds_path(key: &str) -> bool {
     let keys = [
         "model.base",
         "data.template",
+        "data.cache",
         "plugins.search_path",
         "eligibility.manifest",
         "eligibility.grants",
@@ -52,6 +53,9 @@ fn for_each_path(config: &mut Config, change: &mut dyn FnMut(&str, &Path) -> Pat
     }
     if let Some(template) = config.data.template.as_mut().filter(|template| *template != "base") {
         *template = into_string(change("data.template", Path::new(template)));
+    }
+    if let Some(cache) = config.data.cache.as_mut().filter(|cache| *cache != "off") {
+        *cache = into_string(change("data.cache", Path::new(cache)));
     }
     for (kind, plugin) in PLUGIN_KINDS.into_iter().zip(config.plugins.named_mut()) {
         if is_plugin_path(plugin) {

@@ -114,6 +114,10 @@ pub struct DataConfig {
     /// What that hash is of.
     #[serde(default)]
     pub split_by: SplitBy,
+    /// Folder in which encoded records are kept for the next run, or the word `off`; without it, one in the user's cache
+    /// folder. Decides nothing of what is computed.
+    #[serde(default)]
+    pub cache: Option<String>,
 }
 
 fn held_out() -> f64 {

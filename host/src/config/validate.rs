@@ -37,6 +37,7 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
 
     check.that(!data.sources.is_empty(), "data.sources", &data.sources, "one source or more")?;
     check.that(data.template.as_deref() != Some(""), "data.template", &data.template, "a path, or the word `base`")?;
+    check.that(data.cache.as_deref() != Some(""), "data.cache", &data.cache, "a folder, or the word `off`")?;
     let length = (2..=MAX_SEQ_LEN_MAX).contains(&data.max_seq_len);
     check.that(length, "data.max_seq_len", &data.max_seq_len, &format!("2 to {MAX_SEQ_LEN_MAX} tokens"))?;
     check.that((0.0..=0.5).contains(&data.held_out), "data.held_out", &data.held_out, "0 to 0.5")?;

@@ -1,11 +1,13 @@
 //! Records to tokens and labels.
 
+use super::cache::{ENCODE_VERSION, Identity};
 use super::choice;
 use super::options::EncodeOptions;
 use super::reader::{self, Chat, Content, RawRecord};
 use super::spans::{self, EndOfTurn};
 use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer};
+use super::tokens::Tokens;
 use crate::config::TrainOn;
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -21,17 +23,15 @@ pub struct Record {
     pub id: String,
     /// Index into the corpus' roots.
     pub root: u32,
-    /// Token ids.
-    pub ids: Vec<u32>,
-    /// `labels[t]` is `ids[t]` where that token is trained and [`NOT_TRAINED`] elsewhere: unshifted, so that position
-    /// `t - 1` predicts it. The first token has nothing before it and is never trained.
-    pub labels: Vec<i32>,
+    /// Its tokens. Labels are unshifted: position `t - 1` predicts `labels[t]`. The first token has nothing before it and
+    /// is never trained.
+    pub tokens: Tokens,
 }
 
 impl Record {
     /// How many tokens are trained.
     pub fn trained_tokens(&self) -> usize {
-        self.labels.iter().filter(|&&label| label != NOT_TRAINED).count()
+        self.tokens.trained().filter(|&trained| trained).count()
     }
 }
 
@@ -153,17 +153,26 @@ impl Encoder {
     /// All name `path`, the line and the record: `corpus::no_template`, `corpus::template_failed`, `corpus::double_bos`,
     /// `corpus::undecidable_spans`, `corpus::bad_choice`, `corpus::token_out_of_range`.
     pub fn encode(&self, path: &Path, root: u32, raw: &RawRecord) -> Result<Record> {
+        self.record(path, root, raw, self.tokens(&raw.content))
+    }
+
+    /// The record with what [`Encoder::tokens`] made of its content, now or earlier.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode`].
+    pub(super) fn record(&self, path: &Path, root: u32, raw: &RawRecord, tokens: Result<Tokens>) -> Result<Record> {
         let place = format!("{}:{}: record {:?}", path.display(), raw.line, raw.id);
-        let (ids, labels) = self.tokens(&raw.content).map_err(|e| e.at(&place))?;
-        if let Some(&id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+        let tokens = tokens.map_err(|e| e.at(&place))?;
+        if let Some(id) = tokens.ids().into_iter().find(|&id| id as usize >= self.vocab_size) {
             let message = format!("{place}: token {id} is beyond the model's vocabulary of {}", self.vocab_size);
             return Err(Error::new("corpus::token_out_of_range", message)
                 .help("the tokenizer, or the one that made `input_ids`, is of another model"));
         }
-        Ok(Record { id: raw.id.clone(), root, ids, labels })
+        Ok(Record { id: raw.id.clone(), root, tokens })
     }
 
-    fn tokens(&self, content: &Content) -> Result<(Vec<u32>, Vec<i32>)> {
+    /// The tokens of `content` at full length. They depend on it and on [`Encoder::identity`] alone.
+    pub(super) fn tokens(&self, content: &Content) -> Result<Tokens> {
         let (ids, mut labels) = match content {
             Content::Chat(chat) => self.chat(chat)?,
             Content::Text(text) => {
@@ -184,7 +193,19 @@ impl Encoder {
         if let Some(first) = labels.first_mut() {
             *first = NOT_TRAINED;
         }
-        Ok((ids, labels))
+        Ok(Tokens::new(&ids, &labels))
+    }
+
+    /// Everything besides a record's content that decides its tokens; `None` without a tokenizer.
+    pub(super) fn identity(&self) -> Option<Identity> {
+        self.tokenizer.as_ref().map(|tokenizer| Identity {
+            encode_version: ENCODE_VERSION,
+            tokenizer_sha256: tokenizer.sha256().to_string(),
+            special_tokens: tokenizer.special_tokens().clone(),
+            text_bos: tokenizer.text_bos(),
+            template_sha256: self.template.as_ref().map(|template| template.info().sha256.clone()),
+            options: serde_json::to_value(self.options).expect("options are names and numbers"),
+        })
     }
 
     /// The two are tokenised apart, as they will be when the model continues the prompt; the eos token follows them.
@@ -372,7 +393,8 @@ mod tests {
     }
 
     fn trained_text(encoder: &Encoder, record: &Record) -> String {
-        let ids: Vec<u32> = record.labels.iter().filter(|&&l| l != NOT_TRAINED).map(|&l| l as u32).collect();
+        let ids: Vec<u32> =
+            record.tokens.labels().into_iter().filter(|&l| l != NOT_TRAINED).map(|l| l as u32).collect();
         encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
     }
 
@@ -382,8 +404,8 @@ mod tests {
         let golden = fixtures::json("corpus/golden-tokens.json");
         for row in golden.as_array().unwrap() {
             let record = encode(&encoder, &row["record"]).unwrap();
-            assert_eq!(json!(record.ids), row["input_ids"], "{}", record.id);
-            assert_eq!(json!(record.labels), row["labels"], "{}", record.id);
+            assert_eq!(json!(record.tokens.ids()), row["input_ids"], "{}", record.id);
+            assert_eq!(json!(record.tokens.labels()), row["labels"], "{}", record.id);
         }
         assert!(golden.as_array().unwrap().len() >= 20);
     }
@@ -395,8 +417,12 @@ mod tests {
         let messages = json!([{"role": "user", "content": "你好"}, {"role": "assistant", "content": said}]);
         let record = encode(&encoder, &json!({"messages": messages})).unwrap();
         assert_eq!(trained_text(&encoder, &record), format!("{said}<turn|>"));
-        let last = record.ids.len() - 1;
-        assert_eq!((record.labels[last - 1], record.labels[last]), (6, NOT_TRAINED), "the newline is not trained");
+        let last = record.tokens.len() - 1;
+        assert_eq!(
+            (record.tokens.labels()[last - 1], record.tokens.labels()[last]),
+            (6, NOT_TRAINED),
+            "the newline is not trained"
+        );
     }
 
     #[test]
@@ -438,12 +464,12 @@ mod tests {
         for template in [turns.to_string(), format!("{{{{ bos_token }}}}{turns}")] {
             let encoder = other_encoder(&template, adds_bos).unwrap();
             let record = encode(&encoder, &messages).unwrap();
-            assert_eq!(record.ids.iter().filter(|&&id| id == 2).count(), 1);
-            assert_eq!(record.ids[0], 2);
+            assert_eq!(record.tokens.ids().into_iter().filter(|&id| id == 2).count(), 1);
+            assert_eq!(record.tokens.ids()[0], 2);
             assert_eq!(trained_text(&encoder, &record), "b<turn|>");
         }
         let text = encode(&encoder(), &json!({"text": "<bos>a"})).unwrap();
-        assert_eq!(text.ids, encode(&encoder(), &json!({"text": "a"})).unwrap().ids);
+        assert_eq!(text.tokens, encode(&encoder(), &json!({"text": "a"})).unwrap().tokens);
         let error = other_encoder(&format!("{{{{ bos_token }}}}<bos>{turns}"), adds_bos).err().unwrap();
         assert_eq!(error.code(), "corpus::double_bos");
     }
@@ -452,9 +478,9 @@ mod tests {
     fn row_11_lengths_are_those_of_the_encoded_record() {
         let messages = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
         let record = encode(&encoder(), &messages).unwrap();
-        let text = encoder().tokenizer().unwrap().decode(&record.ids, false).unwrap();
+        let text = encoder().tokenizer().unwrap().decode(&record.tokens.ids(), false).unwrap();
         assert_eq!(text, "<bos><|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n");
-        assert_eq!(record.labels.len(), record.ids.len());
+        assert_eq!(record.tokens.labels().len(), record.tokens.len());
         assert_eq!(record.trained_tokens(), 2);
     }
 
@@ -464,8 +490,13 @@ mod tests {
             [json!({"text": "a b c"}), json!({"input_ids": [7, 8, 9]}), json!({"input_ids": [7, 8], "labels": [7, 8]})]
         {
             let record = encode(&encoder(), &record).unwrap();
-            assert_eq!(record.labels[0], NOT_TRAINED);
-            assert!(record.labels[1..].iter().zip(&record.ids[1..]).all(|(&label, &id)| label == id as i32));
+            assert_eq!(record.tokens.labels()[0], NOT_TRAINED);
+            assert!(
+                record.tokens.labels()[1..]
+                    .iter()
+                    .zip(&record.tokens.ids()[1..])
+                    .all(|(&label, &id)| label == id as i32)
+            );
         }
     }
 
@@ -514,7 +545,7 @@ mod tests {
             assert!(encoder.warnings().unwrap().iter().any(|w| w.contains(&format!("which is {now} for every"))));
             let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
             let record = encode(&encoder, &json!({"messages": messages})).unwrap();
-            encoder.tokenizer().unwrap().decode(&record.ids, false).unwrap()
+            encoder.tokenizer().unwrap().decode(&record.tokens.ids(), false).unwrap()
         };
         assert!(text("2026-01-01").ends_with("01/01/2026 00:00"));
         assert!(text("2024-02-29T18:30:00").ends_with("29/02/2024 18:30"));
@@ -533,7 +564,7 @@ mod tests {
     fn a_base_without_a_tokenizer_reads_token_ids_alone() {
         let folder = tempfile::tempdir().unwrap();
         let encoder = Encoder::open(folder.path(), None, 100, EncodeOptions::default()).unwrap();
-        assert_eq!(encode(&encoder, &json!({"input_ids": [1, 2]})).unwrap().ids, [1, 2]);
+        assert_eq!(encode(&encoder, &json!({"input_ids": [1, 2]})).unwrap().tokens.ids(), [1, 2]);
         assert_eq!(encode(&encoder, &json!({"text": "a"})).unwrap_err().code(), "corpus::no_tokenizer");
     }
 

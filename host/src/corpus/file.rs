@@ -1,7 +1,8 @@
 //! One file's records, encoded on all cores, chunk by chunk.
 
-use super::encode::{Encoder, Record};
-use super::reader::{self, Columns};
+use super::cache::CachedEncoder;
+use super::encode::Record;
+use super::reader::{self, Columns, RawRecord};
 use super::{FileInfo, split};
 use crate::config::SplitBy;
 use crate::error::{Error, Result};
@@ -25,18 +26,29 @@ pub struct Line {
     pub key: u64,
 }
 
-/// Encodes a file and hands its lines to `each` in their order, a chunk at a time.
+/// The file that lines stand in.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// Its path.
+    pub path: &'a Path,
+    /// Its columns.
+    pub columns: &'a Columns,
+    /// The root of its records.
+    pub root: u32,
+    /// What the held-out split goes by.
+    pub by: SplitBy,
+}
+
+/// Encodes a file and hands its lines to `each` in their order, a chunk at a time, with the bytes of the file read so far.
 ///
 /// # Errors
 /// Class `corpus` for a line that cannot be read, and those of `each`.
 pub fn encode_file(
-    encoder: &Encoder,
-    path: &Path,
-    columns: &Columns,
-    root: u32,
-    by: SplitBy,
-    mut each: impl FnMut(Vec<Encoded>) -> Result<()>,
+    encoder: &mut CachedEncoder,
+    file: Place,
+    mut each: impl FnMut(&mut CachedEncoder, Vec<Encoded>, u64) -> Result<()>,
 ) -> Result<FileInfo> {
+    let path = file.path;
     let mut rows = reader::Rows::open(path)?;
     let (format, compression) = (rows.format(), rows.compression());
     let mut records = 0;
@@ -45,12 +57,10 @@ pub fn encode_file(
         if chunk.is_empty() {
             break;
         }
-        let encode =
-            |(line, bytes): (u64, Vec<u8>)| encode_line(encoder, path, columns, root, by, line, bytes).transpose();
-        let encoded: Vec<Option<Result<Encoded>>> = chunk.into_par_iter().map(encode).collect();
-        let encoded: Vec<Encoded> = encoded.into_iter().flatten().collect::<Result<_>>()?;
+        let encoded: Vec<Encoded> = encode_lines(encoder, file, chunk).into_iter().collect::<Result<_>>()?;
         records += encoded.len() as u64;
-        each(encoded)?;
+        each(encoder, encoded, rows.bytes_read())?;
+        encoder.release();
     }
     if records == 0 {
         return Err(Error::new("corpus::empty_file", format!("{} has no records", path.display()))
@@ -60,19 +70,19 @@ pub fn encode_file(
     Ok(FileInfo { path: path.into(), root: String::new(), format, compression, bytes, sha256, records })
 }
 
-/// The line's outcome; `None` where it is blank.
-pub fn encode_line(
-    encoder: &Encoder,
-    path: &Path,
-    columns: &Columns,
-    root: u32,
-    by: SplitBy,
-    line: u64,
-    bytes: Vec<u8>,
-) -> Result<Option<Encoded>> {
-    let Some(raw) = reader::parse_row(path, line, &bytes, columns)? else { return Ok(None) };
-    let record = encoder.encode(path, root, &raw);
-    let key = split::key(by, &raw.id, &raw.content);
-    let json = String::from_utf8(bytes).expect("a line that was parsed is UTF-8").trim().to_string();
-    Ok(Some((Line { id: raw.id, named: raw.named, line, json, key }, record)))
+/// The outcome of each line that is not blank; lines come with their numbers.
+pub fn encode_lines(encoder: &mut CachedEncoder, file: Place, lines: Vec<(u64, Vec<u8>)>) -> Vec<Result<Encoded>> {
+    let parse = |(line, bytes): (u64, Vec<u8>)| {
+        let raw = reader::parse_row(file.path, line, &bytes, file.columns).transpose()?;
+        Some(raw.map(|raw| {
+            let json = String::from_utf8(bytes).expect("a line that was parsed is UTF-8").trim().to_string();
+            let key = split::key(file.by, &raw.id, &raw.content);
+            (Line { id: raw.id.clone(), named: raw.named, line, json, key }, raw)
+        }))
+    };
+    let parsed: Vec<Result<(Line, RawRecord)>> = lines.into_par_iter().filter_map(parse).collect();
+    let raws: Vec<&RawRecord> = parsed.iter().flatten().map(|(_, raw)| raw).collect();
+    let mut records = encoder.encode(file.path, file.root, &raws).into_iter();
+    let mut with_record = |(line, _)| (line, records.next().expect("a record for each line"));
+    parsed.into_iter().map(|parsed| parsed.map(&mut with_record)).collect()
 }

@@ -94,7 +94,7 @@ impl<'a> Filtering<'a> {
                 id: &record.id,
                 root: &roots[record.root as usize].root,
                 json,
-                tokens: record.ids.len() as u32,
+                tokens: record.tokens.len() as u32,
                 trained_tokens: record.trained_tokens() as u32,
             })
             .collect();
@@ -107,7 +107,7 @@ impl<'a> Filtering<'a> {
     }
 
     fn note(&mut self, record: &Record, verdict: &Verdict) {
-        let tokens = record.ids.len() as u64;
+        let tokens = record.tokens.len() as u64;
         let root = &mut self.report.roots[record.root as usize];
         root.records += 1;
         root.tokens += tokens;

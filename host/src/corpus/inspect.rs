@@ -1,6 +1,6 @@
 //! A record as a person reads it: its text, and which of it is trained.
 
-use super::encode::{NOT_TRAINED, Record};
+use super::encode::Record;
 use super::tokenizer::Tokenizer;
 use crate::error::Result;
 use std::fmt::Write;
@@ -19,12 +19,12 @@ pub enum Marking {
 /// Without a tokenizer tokens are shown as their ids.
 pub fn text(tokenizer: Option<&Tokenizer>, record: &Record, marking: Marking) -> Result<String> {
     let mut text = format!("{}\n", headline(record));
-    let trained = |t: usize| record.labels[t] != NOT_TRAINED;
+    let (ids, trained): (_, Vec<bool>) = (record.tokens.ids(), record.tokens.trained().collect());
     let mut start = 0;
-    while start < record.ids.len() {
-        let end = (start..record.ids.len()).find(|&t| trained(t) != trained(start)).unwrap_or(record.ids.len());
-        let run = printable(&piece(tokenizer, &record.ids[start..end])?);
-        let (open, close) = match (marking, trained(start)) {
+    while start < ids.len() {
+        let end = (start..ids.len()).find(|&t| trained[t] != trained[start]).unwrap_or(ids.len());
+        let run = printable(&piece(tokenizer, &ids[start..end])?);
+        let (open, close) = match (marking, trained[start]) {
             (Marking::Colour, true) => ("\x1b[1;32m", "\x1b[0m"),
             (Marking::Colour, false) => ("\x1b[2m", "\x1b[0m"),
             (Marking::Brackets, true) => ("⟦", "⟧"),
@@ -48,12 +48,12 @@ pub fn html(tokenizer: Option<&Tokenizer>, records: &[Record]) -> Result<String>
     );
     for record in records {
         let _ = write!(page, "<h3>{}</h3>\n<pre>", escaped(&headline(record)));
-        for (&id, &label) in record.ids.iter().zip(&record.labels) {
+        for (id, trained) in record.tokens.ids().into_iter().zip(record.tokens.trained()) {
             let decoded = piece(tokenizer, &[id])?;
             // a part of a character is shown as the vocabulary spells it
             let spelled = tokenizer.filter(|_| decoded.contains('\u{FFFD}')).and_then(|tokenizer| tokenizer.token(id));
             let token = escaped(&printable(&spelled.unwrap_or(decoded)));
-            let tag = if label == NOT_TRAINED { 'i' } else { 'b' };
+            let tag = if trained { 'b' } else { 'i' };
             let _ = write!(page, "<{tag} title=\"{id}\">{token}</{tag}>");
         }
         page.push_str("</pre>\n");
@@ -62,7 +62,7 @@ pub fn html(tokenizer: Option<&Tokenizer>, records: &[Record]) -> Result<String>
 }
 
 fn headline(record: &Record) -> String {
-    format!("{}: {} tokens, {} trained", printable(&record.id), record.ids.len(), record.trained_tokens())
+    format!("{}: {} tokens, {} trained", printable(&record.id), record.tokens.len(), record.trained_tokens())
 }
 
 fn piece(tokenizer: Option<&Tokenizer>, ids: &[u32]) -> Result<String> {
@@ -87,7 +87,7 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures;
+    use super::super::{NOT_TRAINED, Tokens, fixtures};
     use super::*;
 
     fn record() -> (Tokenizer, Record) {
@@ -97,18 +97,18 @@ mod tests {
         let said = ids.len() - 1;
         labels[..3].fill(NOT_TRAINED);
         labels[said] = NOT_TRAINED;
-        (tokenizer, Record { id: "a".into(), root: 0, ids, labels })
+        (tokenizer, Record { id: "a".into(), root: 0, tokens: Tokens::new(&ids, &labels) })
     }
 
     #[test]
     fn trained_text_is_marked_and_cannot_steer_the_terminal() {
         let (tokenizer, record) = record();
         let shown = text(Some(&tokenizer), &record, Marking::Brackets).unwrap();
-        let counts = format!("a: {} tokens, {} trained\n", record.ids.len(), record.trained_tokens());
+        let counts = format!("a: {} tokens, {} trained\n", record.tokens.len(), record.trained_tokens());
         assert_eq!(shown, counts + "<|turn>model\n⟦Oh <b>\\u{1b}[2J\u{10FFFF}<turn|>⟧\n\n");
         let coloured = text(Some(&tokenizer), &record, Marking::Colour).unwrap();
         assert!(coloured.contains("\x1b[2m<|turn>model\n\x1b[0m\x1b[1;32mOh <b>\\u{1b}[2J"), "{coloured:?}");
-        let ids = Record { ids: vec![7, 8], labels: vec![NOT_TRAINED, 8], ..record };
+        let ids = Record { tokens: Tokens::new(&[7, 8], &[NOT_TRAINED, 8]), ..record };
         assert!(text(None, &ids, Marking::Brackets).unwrap().ends_with("\n7 ⟦8 ⟧\n"));
     }
 
@@ -116,7 +116,7 @@ mod tests {
     fn a_page_has_an_element_for_each_token_and_no_markup_of_the_record() {
         let (tokenizer, record) = record();
         let page = html(Some(&tokenizer), std::slice::from_ref(&record)).unwrap();
-        assert_eq!(page.matches(" title=\"").count(), record.ids.len());
+        assert_eq!(page.matches(" title=\"").count(), record.tokens.len());
         assert_eq!(page.matches("<b title=\"").count(), record.trained_tokens());
         assert!(page.contains(">&lt;turn|&gt;</b>") && !page.contains("<b>"), "{page}");
         assert!(!page.contains('\u{FFFD}'), "bytes of a character are spelled");

@@ -96,7 +96,7 @@ impl LengthLimit {
     /// `corpus::overlong` under [`Overlong::Error`].
     pub fn apply(&mut self, mut record: Record) -> Result<Option<Record>> {
         let limit = self.report.max_seq_len;
-        let (length, trained) = (record.ids.len(), record.trained_tokens());
+        let (length, trained) = (record.tokens.len(), record.trained_tokens());
         if length > limit && self.report.overlong == Overlong::Error {
             let message = format!("record {:?} has {length} tokens, data.max_seq_len is {limit}", record.id);
             return Err(Error::new("corpus::overlong", message)
@@ -113,8 +113,7 @@ impl LengthLimit {
             root.trained_tokens_lost += trained as u64;
             return Ok(None);
         }
-        record.ids.truncate(limit);
-        record.labels.truncate(limit);
+        record.tokens.truncate(limit);
         let left = record.trained_tokens();
         root.trained_tokens_lost += (trained - left) as u64;
         if left == 0 {
@@ -126,10 +125,10 @@ impl LengthLimit {
             return Ok(None);
         }
         root.records_kept += 1;
-        root.tokens_kept += record.ids.len() as u64;
-        if record.ids.len() < length {
+        root.tokens_kept += record.tokens.len() as u64;
+        if record.tokens.len() < length {
             root.records_cut += 1;
-            root.tokens_cut += (length - record.ids.len()) as u64;
+            root.tokens_cut += (length - record.tokens.len()) as u64;
         }
         Ok(Some(record))
     }
@@ -241,13 +240,15 @@ pub fn table_of_limits(reports: &[TruncationReport]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::encode::NOT_TRAINED;
+    use super::super::tokens::Tokens;
     use super::*;
 
     /// A record of `length` tokens of which those from `trained` on are trained.
     fn record(id: &str, length: usize, trained: usize) -> Record {
         let ids: Vec<u32> = (0..length as u32).collect();
         let label = |&t: &u32| if (t as usize) < trained { NOT_TRAINED } else { t as i32 };
-        Record { id: id.into(), root: 0, labels: ids.iter().map(label).collect(), ids }
+        let labels: Vec<i32> = ids.iter().map(label).collect();
+        Record { id: id.into(), root: 0, tokens: Tokens::new(&ids, &labels) }
     }
 
     fn apply(limit: usize, overlong: Overlong, records: Vec<Record>) -> (Vec<Record>, TruncationReport) {
@@ -265,7 +266,10 @@ mod tests {
     fn row_5_a_record_whose_trained_tokens_are_cut_away_is_counted_and_not_trained_on() {
         let records = vec![record("long prompt", 220, 200), record("whole", 40, 30), record("cut", 100, 50)];
         let (kept, report) = apply(64, Overlong::Truncate, records);
-        assert_eq!(kept.iter().map(|r| (r.id.as_str(), r.ids.len())).collect::<Vec<_>>(), [("whole", 40), ("cut", 64)]);
+        assert_eq!(
+            kept.iter().map(|r| (r.id.as_str(), r.tokens.len())).collect::<Vec<_>>(),
+            [("whole", 40), ("cut", 64)]
+        );
         let root = &report.roots[0];
         balanced(root);
         assert_eq!((root.records, root.records_cut, root.records_untrained), (3, 1, 1));

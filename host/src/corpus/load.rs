@@ -1,13 +1,14 @@
 //! The whole path from the sources of a configuration to the records of a run.
 
+use super::cache::{self, CachedEncoder};
 use super::encode::{Encoder, Record};
-use super::file::{Encoded, Line, encode_file, encode_line};
+use super::file::{Encoded, Line, Place, encode_file, encode_lines};
 use super::filter::{Filtering, Judged};
 use super::length::LengthLimit;
 use super::options::EncodeOptions;
 use super::reader;
 use super::weigh::{Keyed, weigh};
-use super::{Corpus, FileInfo, split};
+use super::{CacheUse, Corpus, FileInfo, split};
 use crate::config::{DataConfig, SourceConfig, TemplateConfig};
 use crate::error::{Error, Result};
 use crate::plugins::{CorpusFilter, Verdict};
@@ -15,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Reads, renders, tokenises, filters, cuts and splits all sources of `config` for the model in the folder `base`, whose
-/// embedding has `vocab_size` rows.
+/// embedding has `vocab_size` rows. `progress` is told how many bytes of the files, as they lie on disk, are done, of how many.
 ///
 /// # Errors
 /// Class `corpus`, naming file, line and record: a line that cannot be read, a duplicate id, messages without a template,
@@ -28,6 +29,7 @@ pub fn load(
     base: &Path,
     vocab_size: usize,
     filter: &mut CorpusFilter,
+    progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Corpus> {
     let options = EncodeOptions::of(config, template);
     let encoder = Encoder::open(base, config.template.as_deref(), vocab_size, options)?;
@@ -40,12 +42,15 @@ pub fn load(
             roots.push(source.root.clone());
         }
     }
+    let files_of = expand_sources(config)?;
+    let mut cached = CachedEncoder::new(&encoder, cache_folder(config).as_deref());
     let mut loader = Loader {
         config,
-        encoder: &encoder,
         filtering: Filtering::new(filter, &roots),
         limit: LengthLimit::new(config.max_seq_len, config.overlong, &roots),
+        progress: Progress::new(&files_of, progress),
         places: HashMap::new(),
+        paths: Vec::new(),
         read: HashMap::new(),
         train: Vec::new(),
         held_out: Vec::new(),
@@ -54,11 +59,11 @@ pub fn load(
     let mut sources = Vec::new();
     let mut train = Vec::new();
     let mut held_out = Vec::new();
-    for source in &config.sources {
+    for (source, paths) in config.sources.iter().zip(files_of) {
         let root = roots.iter().position(|root| *root == source.root).unwrap_or_default();
         let first = files.len();
-        for path in reader::expand(&source.path)? {
-            files.push(loader.file(source, path, root as u32)?);
+        for path in paths {
+            files.push(loader.file(&mut cached, source, path, root as u32)?);
         }
         sources.push(weigh(source, &files[first..], &mut loader.train, &mut loader.held_out)?);
         train.extend(loader.train.drain(..).map(|(_, record)| record));
@@ -68,6 +73,8 @@ pub fn load(
     held_out.sort_by_key(|(key, record): &(u64, Record)| (record.root, *key));
     let held_out: Vec<Record> = held_out.into_iter().map(|(_, record)| record).collect();
     let mut warnings = encoder.warnings()?;
+    let (cache, of_cache) = cached.finish();
+    warnings.extend(of_cache);
     for (index, root) in roots.iter().enumerate() {
         let none = |records: &[Record]| !records.iter().any(|record| record.root as usize == index);
         if none(&train) {
@@ -95,19 +102,108 @@ pub fn load(
         report,
         files,
         sources,
+        cache,
         template: encoder.template().map(|template| template.info().clone()),
         tokenizer_sha256: encoder.tokenizer().ok().map(|tokenizer| tokenizer.sha256().to_string()),
         warnings,
     })
 }
 
+/// The folder of the encode cache; `None` where the configuration turns it off, or the user has no cache folder.
+pub fn cache_folder(config: &DataConfig) -> Option<PathBuf> {
+    match config.cache.as_deref() {
+        Some("off") => None,
+        Some(folder) => Some(folder.into()),
+        None => cache::default_folder(),
+    }
+}
+
+/// Encodes the sources of `config` into the cache in `folder` and drops them. How many records and tokens there are, refused
+/// records left out; what the cache did, and what the person should know of it. `progress` as for [`load`].
+///
+/// # Errors
+/// As [`load`], but for what only a whole corpus shows: duplicate ids, and files that leave nothing to train.
+pub fn fill_cache(
+    encoder: &Encoder,
+    config: &DataConfig,
+    folder: &Path,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Filled> {
+    let files_of = expand_sources(config)?;
+    let mut progress = Progress::new(&files_of, progress);
+    let mut cached = CachedEncoder::new(encoder, Some(folder));
+    let (mut records, mut tokens) = (0, 0);
+    for (source, paths) in config.sources.iter().zip(files_of) {
+        for path in paths {
+            let file = Place { path: &path, columns: &source.columns, root: 0, by: config.split_by };
+            let read = encode_file(&mut cached, file, |_, lines, read| {
+                for (_, record) in lines {
+                    match record {
+                        Ok(record) => (records, tokens) = (records + 1, tokens + record.tokens.len() as u64),
+                        Err(error) if error.code() == "corpus::undecidable_spans" => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                progress.tell(read);
+                Ok(())
+            })?;
+            progress.file_done(&read);
+        }
+    }
+    let (used, warnings) = cached.finish();
+    Ok(Filled { records, tokens, used: used.unwrap_or_default(), warnings })
+}
+
+/// What [`fill_cache`] did.
+pub struct Filled {
+    /// Records of the sources, without those that are refused.
+    pub records: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// How many of them were there.
+    pub used: CacheUse,
+    /// What the person should know of the cache, each a sentence.
+    pub warnings: Vec<String>,
+}
+
+/// The files of each source.
+fn expand_sources(config: &DataConfig) -> Result<Vec<Vec<PathBuf>>> {
+    config.sources.iter().map(|source| reader::expand(&source.path)).collect()
+}
+
+/// How much of the sources' files has been read.
+struct Progress<'a> {
+    /// Bytes of the files before the one at hand.
+    done: u64,
+    total: u64,
+    tell: &'a mut dyn FnMut(usize, usize),
+}
+
+impl<'a> Progress<'a> {
+    fn new(files_of: &[Vec<PathBuf>], tell: &'a mut dyn FnMut(usize, usize)) -> Self {
+        // a file that is not there is an error when it is opened
+        let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
+        Self { done: 0, total: files_of.iter().flatten().map(bytes).sum(), tell }
+    }
+
+    fn tell(&mut self, read: u64) {
+        (self.tell)((self.done + read) as usize, self.total as usize);
+    }
+
+    fn file_done(&mut self, file: &FileInfo) {
+        self.done += file.bytes;
+    }
+}
+
 struct Loader<'a> {
     config: &'a DataConfig,
-    encoder: &'a Encoder,
     filtering: Filtering<'a>,
     limit: LengthLimit,
-    /// Where each id stands.
-    places: HashMap<String, String>,
+    progress: Progress<'a>,
+    /// Where each id stands: an index into `paths`, and a line.
+    places: HashMap<String, (u32, u64)>,
+    /// The files so far.
+    paths: Vec<PathBuf>,
     /// Which source reads each file.
     read: HashMap<PathBuf, PathBuf>,
     /// What the source at hand has to train on.
@@ -125,19 +221,29 @@ struct Tally {
 }
 
 impl Loader<'_> {
-    fn file(&mut self, source: &SourceConfig, path: PathBuf, root: u32) -> Result<FileInfo> {
+    fn file(
+        &mut self,
+        encoder: &mut CachedEncoder,
+        source: &SourceConfig,
+        path: PathBuf,
+        root: u32,
+    ) -> Result<FileInfo> {
         if let Some(other) = self.read.insert(path.clone(), source.path.clone()) {
             let message = format!("{}: the source {} reads it already", path.display(), other.display());
             return Err(Error::new("corpus::file_twice", message).expected("each file once"));
         }
+        self.paths.push(path.clone());
         let source = &SourceConfig { path, ..source.clone() };
         let mut tally = Tally::default();
-        let by = self.config.split_by;
-        let mut file = encode_file(self.encoder, &source.path, &source.columns, root, by, |lines| {
+        let place = Place { path: &source.path, columns: &source.columns, root, by: self.config.split_by };
+        let mut file = encode_file(encoder, place, |encoder, lines, read| {
             let lines = self.name_apart(lines, source)?;
             let lines = self.set_refused_aside(lines, root, &mut tally)?;
-            self.filter(lines, source, root, &mut tally)
+            self.filter(encoder, lines, source, place, &mut tally)?;
+            self.progress.tell(read);
+            Ok(())
         })?;
+        self.progress.file_done(&file);
         if tally.kept == 0 {
             let reason = tally.left_out.map_or(String::new(), |reason| format!("; the first: {reason}"));
             let message = format!("{}: none of its {} records can be trained", source.path.display(), file.records);
@@ -161,9 +267,10 @@ impl Loader<'_> {
                     record.id = line.id.clone();
                 }
             }
-            let place = place(source, line.line);
-            if let Some(first) = self.places.insert(line.id.clone(), place.clone()) {
-                let message = format!("{place}: the id {:?} stands at {first} too", line.id);
+            let place = (self.paths.len() as u32 - 1, line.line);
+            if let Some(first) = self.places.insert(line.id.clone(), place) {
+                let at = |(path, line): (u32, u64)| format!("{}:{line}", self.paths[path as usize].display());
+                let message = format!("{}: the id {:?} stands at {} too", at(place), line.id, at(first));
                 return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus")
                     .help("records without an `id` are named after their file and line, and after their root or their path where that is taken"));
             }
@@ -188,13 +295,19 @@ impl Loader<'_> {
 
     fn filter(
         &mut self,
+        encoder: &mut CachedEncoder,
         lines: Vec<(Line, Record)>,
         source: &SourceConfig,
-        root: u32,
+        file: Place,
         tally: &mut Tally,
     ) -> Result<()> {
         let judged: Vec<Judged> = lines.iter().map(|(line, record)| Judged { json: &line.json, record }).collect();
-        let verdicts = self.filtering.judge(&judged)?;
+        let mut verdicts = self.filtering.judge(&judged)?;
+        let replacing = lines.iter().zip(&mut verdicts).filter_map(|((line, _), verdict)| match verdict {
+            Verdict::Replace(json) => Some((line.line, std::mem::take(json).into_bytes())),
+            _ => None,
+        });
+        let mut replacements = encode_lines(encoder, file, replacing.collect()).into_iter();
         for ((line, record), verdict) in lines.into_iter().zip(verdicts) {
             let place = place(source, line.line);
             match verdict {
@@ -204,22 +317,17 @@ impl Loader<'_> {
                         .left_out
                         .get_or_insert_with(|| format!("{place}: dropped by {}: {reason}", self.filtering.filter()));
                 }
-                Verdict::Replace(json) => {
-                    let (key, record) = self
-                        .replacement(json, &line, source, root)
+                Verdict::Replace(_) => {
+                    let (replaced, record) = replacements
+                        .next()
+                        .expect("a JSON object is not blank")
+                        .and_then(|(replaced, record)| Ok((replaced, record?)))
                         .map_err(|error| self.filtering.untrainable(&line.id, &place, error))?;
-                    self.keep(key, record, &place, tally)?;
+                    self.keep(replaced.key, Record { id: line.id, ..record }, &place, tally)?;
                 }
             }
         }
         Ok(())
-    }
-
-    fn replacement(&self, json: String, line: &Line, source: &SourceConfig, root: u32) -> Result<(u64, Record)> {
-        let by = self.config.split_by;
-        let encoded = encode_line(self.encoder, &source.path, &source.columns, root, by, line.line, json.into_bytes())?;
-        let (replaced, record) = encoded.expect("a JSON object is not blank");
-        Ok((replaced.key, Record { id: line.id.clone(), ..record? }))
     }
 
     fn keep(&mut self, key: u64, record: Record, place: &str, tally: &mut Tally) -> Result<()> {

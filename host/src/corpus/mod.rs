@@ -2,6 +2,7 @@
 //!
 //! [`load()`] is the whole path. Nothing here knows how records are ordered or batched.
 
+pub mod cache;
 mod choice;
 mod encode;
 mod file;
@@ -17,23 +18,27 @@ mod spans;
 mod split;
 mod template;
 mod tokenizer;
+mod tokens;
 mod weigh;
 
 pub use encode::{Encoder, NOT_TRAINED, PromptForm, Record};
 pub use filter::{FilterReport, Filtered, RootFiltered};
 pub use length::{Refusal, RootReport, TruncationReport, table_of_limits};
-pub use load::load;
+pub use load::{Filled, cache_folder, fill_cache, load};
 pub use moment::Moment;
 pub use options::EncodeOptions;
 pub use reader::{COLUMNS, Compression, Format};
 pub use spans::EndOfTurn;
 pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
+pub use tokens::Tokens;
 pub use weigh::SourceReport;
 
 use crate::config::{Overlong, SourceConfig, SplitBy};
 use crate::error::{Error, Result};
+use cache::{CacheUse, CachedEncoder};
 use length::LengthLimit;
+use reader::Columns;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -55,6 +60,8 @@ pub struct Corpus {
     pub files: Vec<FileInfo>,
     /// What caps and weights made of each source.
     pub sources: Vec<SourceReport>,
+    /// What the encode cache did, where there is one.
+    pub cache: Option<CacheUse>,
     /// The chat template, where the run names one.
     pub template: Option<TemplateInfo>,
     /// sha256 of the base's `tokenizer.json`, where it has one.
@@ -90,7 +97,7 @@ impl Corpus {
 
     /// Length in tokens and root of each training record, as a sampler asks for them.
     pub fn columns(&self) -> (Vec<u32>, Vec<u32>) {
-        self.train.iter().map(|record| (record.ids.len() as u32, record.root)).unzip()
+        self.train.iter().map(|record| (record.tokens.len() as u32, record.root)).unzip()
     }
 
     /// What a limit of `max_seq_len` tokens would cost this corpus, if it cut longer records; the corpus was loaded
@@ -113,8 +120,11 @@ impl Corpus {
 
     /// For each of `records`, whether a training record has the very same tokens.
     pub fn copied(&self, records: &[&Record]) -> Vec<bool> {
-        let trained: HashSet<&[u32]> = self.train.iter().map(|r| &r.ids[..]).collect();
-        records.iter().map(|r| trained.contains(&r.ids[..])).collect()
+        // lengths first: they tell most records apart, and lie in memory
+        let lengths: HashSet<usize> = records.iter().map(|r| r.tokens.len()).collect();
+        let alike = self.train.iter().filter(|r| lengths.contains(&r.tokens.len()));
+        let trained: HashSet<&[u8]> = alike.map(|r| r.tokens.id_bytes()).collect();
+        records.iter().map(|r| trained.contains(r.tokens.id_bytes())).collect()
     }
 }
 
@@ -123,8 +133,14 @@ impl Corpus {
 /// # Errors
 /// As [`load`], and `corpus::undecidable_spans`.
 pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>> {
+    encode_all(&mut CachedEncoder::new(encoder, None), path)
+}
+
+fn encode_all(encoder: &mut CachedEncoder, path: &Path) -> Result<Vec<Record>> {
     let mut records = Vec::new();
-    file::encode_file(encoder, path, &Default::default(), 0, SplitBy::default(), |lines| {
+    let columns = Columns::default();
+    let file = file::Place { path, columns: &columns, root: 0, by: SplitBy::default() };
+    file::encode_file(encoder, file, |_, lines, _| {
         lines.into_iter().try_for_each(|(_, record)| {
             records.push(record?);
             Ok(())
@@ -145,7 +161,7 @@ pub fn first_records(encoder: &Encoder, source: &SourceConfig, count: usize) -> 
     Ok(records)
 }
 
-fn first_of_file(encoder: &Encoder, path: &Path, columns: &reader::Columns, count: usize) -> Result<Vec<Record>> {
+fn first_of_file(encoder: &Encoder, path: &Path, columns: &Columns, count: usize) -> Result<Vec<Record>> {
     let mut rows = reader::Rows::open(path)?;
     let mut records = Vec::new();
     loop {
@@ -225,6 +241,7 @@ mod tests {
             train_on: TrainOn::default(),
             held_out: 0.05,
             split_by: SplitBy::default(),
+            cache: Some("off".into()),
         }
     }
 
@@ -241,7 +258,7 @@ mod tests {
     fn load_filtered(config: &DataConfig, filter: &str, settings: Option<serde_json::Value>) -> Result<Corpus> {
         let plugin = PluginRef::resolve(Kind::CorpusFilter, filter, &[]).unwrap();
         let mut filter = CorpusFilter::load(&plugin, settings.as_ref()).unwrap();
-        load(config, &TemplateConfig::default(), &fixtures::path("tiny-base"), 2048, &mut filter)
+        load(config, &TemplateConfig::default(), &fixtures::path("tiny-base"), 2048, &mut filter, &mut |_, _| {})
     }
 
     #[test]
@@ -258,10 +275,10 @@ mod tests {
             assert!(!train.is_empty() && !held_out.is_empty(), "{root:?}");
             assert_eq!(root.records_kept as usize, train.len() + held_out.len());
             let both = || train.iter().chain(&held_out);
-            assert_eq!(root.tokens_kept as usize, both().map(|record| record.ids.len()).sum::<usize>());
+            assert_eq!(root.tokens_kept as usize, both().map(|record| record.tokens.len()).sum::<usize>());
             let trained: usize = both().map(Record::trained_tokens).sum();
             assert_eq!((root.trained_tokens - root.trained_tokens_lost) as usize, trained);
-            assert!(both().all(|record| record.ids.len() <= 512 && record.trained_tokens() > 0));
+            assert!(both().all(|record| record.tokens.len() <= 512 && record.trained_tokens() > 0));
         }
         assert!(corpus.report.refused.is_empty());
         assert!(corpus.report.roots[0].max > 512 && corpus.report.roots[0].records_cut > 0);
@@ -280,7 +297,7 @@ mod tests {
         let held_out = |lines: &[&str]| {
             let path = file(folder.path(), "talk.jsonl", lines);
             let corpus = load_tiny(&DataConfig { held_out: 0.2, ..config(&[(&path, "talk")]) }).unwrap();
-            let ids = |records: &[Record]| records.iter().map(|record| record.ids.clone()).collect::<HashSet<_>>();
+            let ids = |records: &[Record]| records.iter().map(|record| record.tokens.ids()).collect::<HashSet<_>>();
             (ids(&corpus.train), ids(&corpus.held_out))
         };
         let (train, held) = held_out(&lines[500..700]);
@@ -327,7 +344,8 @@ mod tests {
         let encoder =
             Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048, EncodeOptions::default()).unwrap();
         let trained = encode_for_scoring(&encoder, &path).unwrap().into_iter().map(|record| {
-            let ids: Vec<u32> = record.labels.iter().filter(|&&label| label >= 0).map(|&label| label as u32).collect();
+            let ids: Vec<u32> =
+                record.tokens.labels().into_iter().filter(|&label| label >= 0).map(|label| label as u32).collect();
             encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
         });
         assert_eq!(trained.collect::<Vec<_>>(), [" three<turn|>", "new words<turn|>"]);
@@ -389,7 +407,7 @@ mod tests {
         let plugin = PluginRef::resolve(Kind::CorpusFilter, "keep-all", &[]).unwrap();
         let mut filter = CorpusFilter::load(&plugin, None).unwrap();
         let accepted = TemplateConfig { accept_mismatch: true, ..TemplateConfig::default() };
-        let corpus = load(&other, &accepted, &fixtures::path("tiny-base"), 2048, &mut filter).unwrap();
+        let corpus = load(&other, &accepted, &fixtures::path("tiny-base"), 2048, &mut filter, &mut |_, _| {}).unwrap();
         assert!(corpus.warnings.iter().any(|warning| warning.contains("not the template the base ships")));
     }
 
@@ -434,7 +452,7 @@ mod tests {
             Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048, EncodeOptions::default()).unwrap();
         let records = encode_for_scoring(&encoder, &fixtures::path("corpus/verse.jsonl")).unwrap();
         assert_eq!(records.len(), 112);
-        assert!(records.iter().any(|record| record.ids.len() > 512));
+        assert!(records.iter().any(|record| record.tokens.len() > 512));
         assert!(records[0].id.ends_with("-0") && records[1].id.ends_with("-1"));
         let source = SourceConfig::new(fixtures::path("corpus/verse.jsonl"), "verse");
         assert_eq!(first_records(&encoder, &source, 3).unwrap(), records[..3]);

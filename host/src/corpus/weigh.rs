@@ -133,10 +133,11 @@ fn times(key: u64, weight: f64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tokens::Tokens;
     use super::*;
 
     fn keyed(ids: std::ops::Range<u32>) -> Keyed {
-        let record = |id: u32| Record { id: format!("r{id}"), root: 0, ids: vec![id], labels: vec![id as i32] };
+        let record = |id: u32| Record { id: format!("r{id}"), root: 0, tokens: Tokens::new(&[id], &[id as i32]) };
         ids.map(|id| (mix("test", id.into()), record(id))).collect()
     }
 

@@ -47,7 +47,7 @@ impl Prepared {
         config: &Config,
         corpus_manifest: Option<FileHash>,
         mut policies: Policies,
-        reporter: &Reporter,
+        reporter: &mut Reporter,
     ) -> Result<Self> {
         device::open(&config.model.device)?;
         let text = TextConfig::read(&config.model.base)?;
@@ -70,7 +70,11 @@ impl Prepared {
 
         let started = Instant::now();
         let (data, template) = (&config.data, &config.template);
-        let corpus = corpus::load(data, template, &config.model.base, text.vocab_size, &mut policies.filter)?;
+        let (base, filter) = (&config.model.base, &mut policies.filter);
+        let corpus = corpus::load(data, template, base, text.vocab_size, filter, &mut |done, total| {
+            reporter.progress("bytes of the corpus", done, total);
+        })?;
+        reporter.finish_steps();
         for source in &corpus.sources {
             reporter.line(format!("source      {source}"));
         }
@@ -82,10 +86,15 @@ impl Prepared {
             reporter.warn(warning);
         }
         reporter.line(format!(
-            "corpus      {} records to train on, {} held out, encoded in {}",
+            "corpus      {} records to train on, {} held out, read in {}{}",
             group(corpus.train.len()),
             group(corpus.held_out.len()),
-            duration(started.elapsed())
+            duration(started.elapsed()),
+            corpus.cache.map_or(String::new(), |cache| format!(
+                " ({} encoded, {} found in the cache)",
+                group(cache.encoded as usize),
+                group(cache.found as usize)
+            ))
         ));
         if corpus.train.is_empty() {
             return Err(Error::new("corpus::nothing_to_train", "no record is left to train on"));

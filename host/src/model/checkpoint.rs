@@ -1,6 +1,7 @@
 //! A Hugging Face checkpoint on disk: one `model.safetensors` or shards with an index, memory-mapped, nothing copied.
 
 use crate::error::{Error, Result};
+use crate::mapped::release_pages;
 use half::{bf16, f16};
 use memmap2::Mmap;
 use rayon::prelude::*;
@@ -199,17 +200,6 @@ impl Checkpoint {
         Ok(())
     }
 }
-
-/// Lets the operating system drop mapped pages that will not be read again soon.
-#[cfg(unix)]
-fn release_pages(map: &Mmap, start: usize, len: usize) {
-    // SAFETY: the mapping is read-only and file-backed, so dropped pages are read from the file again.
-    #[allow(unsafe_code)]
-    let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
-}
-
-#[cfg(not(unix))]
-fn release_pages(_: &Mmap, _: usize, _: usize) {}
 
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     #[derive(serde::Deserialize)]

@@ -164,9 +164,7 @@ fn engine_hash(engine: &Engine) -> [u8; 32] {
     hasher.0.finalize().into()
 }
 
-/// `$XDG_CACHE_HOME/tunehost/plugins`, or the same under `~/.cache`.
+/// `plugins` in the user's cache folder.
 fn folder() -> Option<PathBuf> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(caches.join("tunehost").join("plugins"))
+    crate::user::cache_folder().map(|folder| folder.join("plugins"))
 }

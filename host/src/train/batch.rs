@@ -1,5 +1,6 @@
 //! Records of a micro-batch laid end to end: no padding, documents told apart by offsets.
 
+use crate::corpus::Record;
 use tunehost_kernels::attention::Segments;
 
 pub use tunehost_kernels::cross_entropy::IGNORED;
@@ -35,6 +36,16 @@ impl Batch {
         }
         let segments = Segments::new(cu_seqlens, ids.len()).expect("offsets grow from 0 to N");
         Self { ids, position_ids, segments, targets }
+    }
+
+    /// Lays records end to end.
+    ///
+    /// # Panics
+    /// On an empty record: the corpus yields none.
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Self {
+        let documents: Vec<_> =
+            records.into_iter().map(|record| (record.tokens.ids(), record.tokens.labels())).collect();
+        Self::new(documents.iter().map(|(ids, labels)| (&ids[..], &labels[..])))
     }
 
     /// Tokens in the batch.

@@ -43,16 +43,16 @@ pub fn evaluate(
         }
         let mut tokens = 0;
         let fits = rest.iter().take_while(|r| {
-            tokens += r.ids.len();
+            tokens += r.tokens.len();
             tokens <= BATCH_TOKENS
         });
         let (now, later) = rest.split_at(fits.count().max(1));
         rest = later;
-        let batch = Batch::new(now.iter().map(|r| (&r.ids[..], &r.labels[..])));
+        let batch = Batch::of(now.iter().copied());
         let losses = engine.losses(adapter, &batch);
         let mut start = 0;
         for record in now {
-            let span = start..start + record.ids.len();
+            let span = start..start + record.tokens.len();
             start = span.end;
             if losses[span.clone()].iter().any(|l| !l.is_finite()) {
                 let message = format!("the loss of record {} is not finite", record.id);

@@ -26,7 +26,7 @@ impl MicroBatch {
     /// Real tokens, and the tokens of the rectangle that holds the rows. The engine computes the real ones only; their ratio
     /// is what a padding engine would waste.
     pub fn tokens(&self, records: &[Record]) -> (usize, usize) {
-        let widths = self.rows.iter().map(|row| row.iter().map(|i| records[*i as usize].ids.len()).sum::<usize>());
+        let widths = self.rows.iter().map(|row| row.iter().map(|i| records[*i as usize].tokens.len()).sum::<usize>());
         let (sum, widest) = widths.fold((0, 0), |(sum, widest), w| (sum + w, widest.max(w)));
         (sum, widest * self.rows.len())
     }
@@ -54,6 +54,7 @@ pub fn epoch_steps(epoch: u32, plan: &Plan, accumulation: u32) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::corpus::Tokens;
 
     #[test]
     fn the_last_window_may_be_partial() {
@@ -72,7 +73,7 @@ mod tests {
 
     #[test]
     fn padding_is_counted_against_the_rectangle() {
-        let record = |n: usize| Record { id: String::new(), root: 0, ids: vec![0; n], labels: vec![0; n] };
+        let record = |n: usize| Record { id: String::new(), root: 0, tokens: Tokens::new(&vec![0; n], &vec![0; n]) };
         let records = [record(10), record(4), record(3)];
         let batch = MicroBatch { rows: vec![vec![0], vec![1, 2]] };
         assert_eq!(batch.tokens(&records), (17, 20));

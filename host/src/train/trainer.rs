@@ -73,7 +73,7 @@ impl Trainer<'_> {
 
     fn batch(&self, micro_batch: &MicroBatch) -> Batch {
         let records = micro_batch.rows.iter().flatten().map(|i| &self.records[*i as usize]);
-        Batch::new(records.map(|r| (&r.ids[..], &r.labels[..])))
+        Batch::of(records)
     }
 
     fn record_ids(&self, step: &Step) -> String {

@@ -16,6 +16,7 @@ pub use shape::COLUMNS;
 pub use stream::Compression;
 
 use crate::error::{Error, Result};
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +38,7 @@ pub struct RawRecord {
 }
 
 /// The shapes a record may have.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum Content {
     /// A conversation, and the tools it may call.
     Chat(Chat),
@@ -61,7 +62,7 @@ pub enum Content {
 
 /// A conversation as the chat template gets it: keys and values stay as the file has them, except that the arguments of
 /// a tool call given as JSON text have become the object they spell.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Chat {
     /// Objects with `role`, `content` and whatever else the template reads.
     pub messages: Vec<Value>,

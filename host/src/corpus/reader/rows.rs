@@ -176,6 +176,11 @@ impl Rows {
             .expected("an array of records, or an object of which one value is such an array"))
     }
 
+    /// How much of the file, as it lies on disk, has been read.
+    pub fn bytes_read(&self) -> u64 {
+        self.stream.bytes_read()
+    }
+
     /// Size in bytes and sha256 of the file.
     ///
     /// # Errors

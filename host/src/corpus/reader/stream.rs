@@ -129,6 +129,11 @@ impl Stream {
             .source(error)
     }
 
+    /// How much of the file, as it lies on disk, has been read.
+    pub fn bytes_read(&self) -> u64 {
+        self.raw.borrow().bytes
+    }
+
     /// Size in bytes and sha256 of the file as it lies on disk.
     pub fn finish(self) -> Result<(u64, String)> {
         io::copy(&mut Raw(self.raw.clone()), &mut io::sink()).map_err(|e| Error::io("read", &self.path, e))?;
