@@ -59,7 +59,12 @@ fn the_main_job() {
     assert_eq!(fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count(), 120);
     let provenance: Value = serde_json::from_slice(&fs::read(run.join("provenance.json")).unwrap()).unwrap();
     assert_eq!(provenance["outcome"]["status"], "finished");
-    assert!(provenance["verdicts"]["inert adapter"].as_str().unwrap().starts_with("all 41 adapters moved"));
+    let gates = provenance["gates"].as_object().unwrap();
+    let passed: Vec<&str> = gates.iter().filter(|(_, g)| g["verdict"] == "passed").map(|(n, _)| n.as_str()).collect();
+    let names = ["device", "free_disk", "free_memory", "inert_adapter", "kernels", "loss_spike", "not_finite"];
+    let names = [&names[..], &["nothing_trained", "single_root", "template", "tokens_per_step", "zero_gradient"]];
+    assert_eq!(passed, names.concat(), "{gates:?}");
+    assert!(gates["inert_adapter"]["found"].as_str().unwrap().starts_with("all 41 adapters moved"));
     assert!(provenance["kernels"]["windowed_attention"]["resolved"].is_string());
     let limits = &provenance["inputs"]["plugins"]["sampler"]["limits"];
     assert_eq!((limits["memory_mib"].as_u64(), limits["wasi"].as_bool()), (Some(1024), Some(false)));

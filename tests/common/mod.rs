@@ -15,6 +15,9 @@ pub fn root() -> PathBuf {
 pub fn tunehost(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tunehost"));
     command.args(args).current_dir(root());
+    // Tests run side by side, and so do the runs of each: a device is one's alone within a thread.
+    let own = format!("runtime/{}-{:?}", std::process::id(), std::thread::current().id());
+    command.env("TUNEHOST_RUNTIME_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join(own));
     command
 }
 

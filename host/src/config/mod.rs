@@ -6,6 +6,7 @@
 
 mod de;
 mod flags;
+mod gates;
 mod keys;
 mod paths;
 mod schema;
@@ -14,6 +15,7 @@ mod tree;
 mod validate;
 
 pub use flags::parse_limits;
+pub use gates::{Action, GatesConfig};
 pub use keys::{Entry, entries};
 pub use paths::{holds_path, is_plugin_path};
 pub use schema::*;

@@ -2,6 +2,7 @@
 //! that is missing there.
 
 use crate::corpus::Moment;
+use super::GatesConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -41,6 +42,9 @@ pub struct Config {
     /// Held-out evaluation.
     #[serde(default)]
     pub eval: EvalConfig,
+    /// Checks that stop a run, or warn.
+    #[serde(default)]
+    pub gates: GatesConfig,
     /// What is written after the last step.
     #[serde(default)]
     pub export: ExportConfig,
@@ -61,6 +65,35 @@ pub struct ModelConfig {
     /// How the frozen matrices are kept and multiplied.
     #[serde(default)]
     pub weights: WeightDtype,
+    /// Four bits a weight: refused, with the weights that would stay as they are, since no kernel of this build takes them.
+    #[serde(default)]
+    pub quantize: Option<Quantize>,
+    /// Compute on a device that another run of this machine computes on.
+    #[serde(default)]
+    pub allow_shared: bool,
+}
+
+/// The 4-bit formats that a configuration can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Quantize {
+    /// Integers with a scale for a group.
+    Int4,
+    /// Quantiles of the normal distribution (QLoRA, arXiv 2305.14314).
+    Nf4,
+    /// E2M1 in blocks of 16 with E4M3 scales.
+    Nvfp4,
+}
+
+impl Quantize {
+    /// As a configuration spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantize::Int4 => "int4",
+            Quantize::Nf4 => "nf4",
+            Quantize::Nvfp4 => "nvfp4",
+        }
+    }
 }
 
 /// How the base's frozen matrices (linear modules, experts, embedding and head) are kept and multiplied. Norms, router,
@@ -86,6 +119,14 @@ impl WeightDtype {
         match self {
             WeightDtype::F32 => "f32",
             WeightDtype::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of a value.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            WeightDtype::F32 => 4,
+            WeightDtype::Bf16 => 2,
         }
     }
 }

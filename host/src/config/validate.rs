@@ -1,6 +1,6 @@
 //! What the types of the schema cannot say: ranges, and values that contradict each other.
 
-use super::{Config, Origin, PLUGIN_KINDS, PluginsConfig, Targets, keys};
+use super::{Action, Config, Origin, PLUGIN_KINDS, PluginsConfig, Targets, keys};
 use crate::corpus::COLUMNS;
 use crate::error::{Error, Result};
 use std::fmt::Debug;
@@ -27,6 +27,7 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
         checkpoint,
         window,
         eval: _,
+        gates,
         export: _,
         run: _,
     } = config;
@@ -101,6 +102,15 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
     check.that(window.deadline_s >= 1, "window.deadline_s", &window.deadline_s, "1 second or more")?;
     let used = window.close.is_empty() || !window.open.is_empty();
     check.that(used, "window.close", &window.close, "`window.open` beside it: what was not opened is not closed")?;
+    let skipped = gates.not_finite != Action::Off;
+    let expected = "stop or warn: an update that is no number would leave nothing of the adapters";
+    check.that(skipped, "gates.not_finite", &gates.not_finite, expected)?;
+    check.that(gates.loss_spike_nats > 0.0, "gates.loss_spike_nats", &gates.loss_spike_nats, "more than 0")?;
+    check.that(gates.loss_spike_steps >= 1, "gates.loss_spike_steps", &gates.loss_spike_steps, "1 step or more")?;
+    let factor = gates.tokens_per_step_factor;
+    check.that(factor >= 1.0, "gates.tokens_per_step_factor", &factor, "1 or more")?;
+    let excess = gates.single_root_excess;
+    check.that((0.0..=1.0).contains(&excess), "gates.single_root_excess", &excess, "0 to 1")?;
 
     for (kind, plugin) in PLUGIN_KINDS.into_iter().zip(plugins.named()) {
         check.that(!plugin.is_empty(), &keys::join("plugins", kind), plugin, "a name or a path")?;

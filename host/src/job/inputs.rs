@@ -1,7 +1,7 @@
 //! What a run reads and computes with, hashed and named for provenance.
 
 use super::prepare::Prepared;
-use crate::config::Resolved;
+use crate::config::{ModelConfig, Resolved};
 use crate::device::{hardware_name, resolved_f32, resolved_products};
 use crate::error::Result;
 use crate::hash::FileHash;
@@ -9,6 +9,7 @@ use crate::plugins::Limits;
 use crate::run::folder::RunFolder;
 use crate::run::machine::Machine;
 use crate::run::provenance::{Implementation, Inputs, PluginRecord, Provenance};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The kernels of a step that compute in f32 whatever the weights are kept as, by name.
@@ -55,17 +56,8 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         };
         inputs.plugins.insert(plugin.kind.config_key().into(), record);
     }
-    // A device is what was asked for, or the run is refused: none stands in for another.
-    let implementation =
-        |name: &str, requested: String, resolved: String| (name.to_string(), Implementation { requested, resolved });
     let device = &config.model.device;
-    let weights = config.model.weights;
-    let (f32, products) = (resolved_f32(device)?, resolved_products(device, weights)?);
-    let f32_kernels = F32_KERNELS.iter().map(|name| implementation(name, device.clone(), f32.clone()));
-    let weight_kernels = WEIGHT_KERNELS
-        .iter()
-        .map(|name| implementation(name, format!("{device} {}", weights.name()), products.clone()));
-    let kernels = f32_kernels.chain(weight_kernels).collect();
+    let kernels = kernels(&config.model)?;
     let cpu = Machine::cpu(rayon::current_num_threads());
     let device_name = hardware_name(device)?.unwrap_or_else(|| cpu.device_name.clone());
     let machine = Machine { device: device.clone(), device_name, ..cpu };
@@ -74,6 +66,23 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         provenance.verdicts.insert(format!("records dropped by the sampler in epoch {epoch}"), ids.join(", "));
     }
     Ok(provenance)
+}
+
+/// What is asked of each kernel, and what it resolves to. A device is what was asked for, or the run is refused: none stands
+/// in for another.
+///
+/// # Errors
+/// `device::unavailable`.
+pub fn kernels(model: &ModelConfig) -> Result<BTreeMap<String, Implementation>> {
+    let ModelConfig { device, weights, .. } = model;
+    let implementation =
+        |name: &str, requested: String, resolved: String| (name.to_string(), Implementation { requested, resolved });
+    let (f32, products) = (resolved_f32(device)?, resolved_products(device, *weights)?);
+    let f32_kernels = F32_KERNELS.iter().map(|name| implementation(name, device.clone(), f32.clone()));
+    let weight_kernels = WEIGHT_KERNELS
+        .iter()
+        .map(|name| implementation(name, format!("{device} {}", weights.name()), products.clone()));
+    Ok(f32_kernels.chain(weight_kernels).collect())
 }
 
 fn optional<'a>(base: &'a Path, names: &'a [&'a str]) -> impl Iterator<Item = std::path::PathBuf> + 'a {

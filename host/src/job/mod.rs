@@ -1,6 +1,7 @@
 //! A whole run: prepare, train, evaluate, export; and the same from a checkpoint.
 
 mod finish;
+mod gates;
 mod inputs;
 mod policies;
 mod prepare;
@@ -24,6 +25,7 @@ use crate::run::manifest::OrderManifest;
 use crate::run::provenance::{EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
+use crate::train::gates::Records;
 use crate::train::optimizer::AdamW;
 use crate::train::state;
 use policies::Policies;
@@ -51,11 +53,15 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     if let Some(dir) = run_dir {
         RunFolder::check_free(dir)?;
     }
+    let mut records = Records::new();
+    let _lease = gates::take_device(config, &mut records, reporter)?;
     let manifest = manifest(config)?;
     let mut policies = Policies::load(&config.plugins)?;
     let eligibility = eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, None)?;
     say(&eligibility, reporter);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
+    let place = run_dir.unwrap_or(&config.run.root);
+    gates::before_start(config, &prepared, &inputs::kernels(&config.model)?, place, &mut records, reporter)?;
     let folder = match run_dir {
         Some(dir) => RunFolder::create_at(dir)?,
         None => RunFolder::create(&config.run.root, &config.name)?,
@@ -64,6 +70,7 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     reporter.event("run", json!({"folder": folder.path(), "steps": prepared.steps.len()}));
     let mut provenance = inputs::provenance(&folder, resolved, &prepared)?;
     provenance.eligibility = Some(eligibility);
+    provenance.gates = records;
     atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
     let report = serde_json::to_vec_pretty(&prepared.corpus.report).expect("a report is numbers and strings");
     atomic::write(&folder.file(TRUNCATION), &report, Existing::Refuse)?;
@@ -106,6 +113,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     let resolved = config::load(&folder.file(CONFIG), otherwise.sets, otherwise.plugins)?;
     let config = &resolved.config;
     let mut provenance = Provenance::read(folder.path())?;
+    let _lease = gates::take_device(config, &mut provenance.gates, reporter)?;
     let manifest = manifest(config)?;
     let mut policies = Policies::load(&config.plugins)?;
     let (stored, run) = (provenance.eligibility.take(), &provenance.run_id);
@@ -120,6 +128,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     }
     // What one scheduler remembers is nothing to another.
     let same_scheduler = allowed.iter().all(|change| change.key != SCHEDULER);
+    gates::before_start(config, &prepared, &now.kernels, folder.path(), &mut provenance.gates, reporter)?;
     let newest = newest_whole(&folder.file(CHECKPOINTS))?;
     for broken in &newest.broken {
         reporter.warn(format!("passed over: {broken}"));
@@ -263,16 +272,13 @@ impl Session<'_> {
         }
         let parts = Loop {
             config: self.config,
-            config_sha256: &provenance.config_sha256,
+            config_sha256: &provenance.config_sha256.clone(),
             folder: self.folder,
             engine,
             records: &corpus.train,
             stop: self.stop,
         };
-        let trained = parts.train(steps, &mut policies.scheduler, from, reporter)?;
-        if let Some(gate) = &trained.gate {
-            provenance.verdicts.insert("inert adapter".into(), gate.clone());
-        }
+        let trained = parts.train(steps, &mut policies.scheduler, from, &mut provenance.gates, reporter)?;
         let step = trained.progress.step;
         if let Some(reason) = &trained.stopped {
             return Ok(self.interrupted(reason, step, reporter));

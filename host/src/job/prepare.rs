@@ -14,6 +14,7 @@ use crate::model::weights::Model;
 use crate::plugins::{Origin, PlanRequest, Sampler};
 use crate::report::{Reporter, bytes, duration};
 use crate::train::engine::Engine;
+use crate::train::gates;
 use crate::train::steps::{Step, epoch_steps};
 use serde_json::json;
 use std::time::Instant;
@@ -24,6 +25,8 @@ pub struct Prepared {
     pub text: TextConfig,
     /// The base on disk.
     pub checkpoint: Checkpoint,
+    /// Its tensors and modules.
+    pub spec: ModelSpec,
     /// The adapted modules.
     pub lora: LoraPlan,
     /// The records.
@@ -42,7 +45,7 @@ impl Prepared {
     /// Checks and reads everything but the base's weights, and plans every epoch.
     ///
     /// # Errors
-    /// Classes `device`, `model`, `config`, `plugin`, `corpus`.
+    /// Classes `device`, `model`, `config`, `plugin`, `corpus`; `gate::unquantised`.
     pub fn new(
         config: &Config,
         corpus_manifest: Option<FileHash>,
@@ -54,6 +57,7 @@ impl Prepared {
         device::check(&config.model.device, config.model.weights, &text)?;
         let checkpoint = Checkpoint::open(&config.model.base)?;
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
+        gates::quantised(config.model.quantize, &spec, config.model.weights)?;
         let lora = LoraPlan::new(&config.lora, &spec)?;
         reporter.line(format!(
             "base        {}: {} parameters in {} layers",
@@ -110,7 +114,7 @@ impl Prepared {
         });
         reporter.line(format!("plugins     {}", names.join(", ")));
         reporter.line(format!("plan        {} optimiser steps", group(steps.len())));
-        Ok(Self { text, checkpoint, lora, corpus, corpus_manifest, policies, steps, dropped })
+        Ok(Self { text, checkpoint, spec, lora, corpus, corpus_manifest, policies, steps, dropped })
     }
 
     /// Reads the base's weights to the device.

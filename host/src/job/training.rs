@@ -10,10 +10,10 @@ use crate::report::{Reporter, StepView};
 use crate::run::checkpoint::Position;
 use crate::run::clock::unix_ms_now;
 use crate::run::folder::{METRICS, RunFolder, TIMING};
-use crate::run::metrics::{StepLog, StepMetrics, StepTiming};
+use crate::run::metrics::{self, Metric, StepLog, StepMetrics, StepTiming};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
-use crate::train::gates::{self, Movement};
+use crate::train::gates::{Records, StepGates};
 use crate::train::optimizer::AdamW;
 use crate::train::steps::Step;
 use crate::train::trainer::Trainer;
@@ -50,8 +50,6 @@ pub struct Trained {
     pub wall: Duration,
     /// How much of it was spent in plugins.
     pub plugins: Duration,
-    /// What the inert-adapter gate said, where it looked.
-    pub gate: Option<String>,
 }
 
 /// The parts of a run that the loop reads.
@@ -74,13 +72,16 @@ impl Loop<'_> {
         steps: &[Step],
         scheduler: &mut CheckpointScheduler,
         from: Progress,
+        records: &mut Records,
         reporter: &mut Reporter,
     ) -> Result<Trained> {
         let mut saver = Saver::new(self.folder, self.config_sha256, self.config.checkpoint);
         if from.step > 0 {
             saver.remove_expired(from.step)?;
         }
-        let trained = self.run(steps, scheduler, from, &mut saver, reporter);
+        let mut gates = StepGates::new(&self.config.gates);
+        let trained = self.run(steps, scheduler, from, &mut saver, &mut gates, reporter);
+        records.extend(gates.records());
         // Also after an error: what is on its way to the disk must get there, and the first error is the one that matters.
         let saved = saver.finish();
         trained.and_then(|trained| saved.map(|()| trained))
@@ -92,6 +93,7 @@ impl Loop<'_> {
         scheduler: &mut CheckpointScheduler,
         from: Progress,
         saver: &mut Saver,
+        gates: &mut StepGates,
         reporter: &mut Reporter,
     ) -> Result<Trained> {
         let total = steps.len() as u64;
@@ -105,6 +107,11 @@ impl Loop<'_> {
             optimizer,
         };
         let mut metrics = StepLog::resume(&self.folder.file(METRICS), first)?;
+        for metric in metrics::read(&self.folder.file(METRICS))? {
+            if let Metric::Step(step) = metric {
+                gates.replay(&step);
+            }
+        }
         let mut timing = StepLog::resume(&self.folder.file(TIMING), first)?;
         let started = Instant::now();
         let mut recent: VecDeque<(u64, Duration)> = VecDeque::new();
@@ -112,15 +119,11 @@ impl Loop<'_> {
         let mut stopped = None;
         for index in first..total {
             let step_started = Instant::now();
-            // B starts at zero, so the first step decides whether a gradient reaches it.
-            let before = (index == 0).then(|| gates::snapshot(&trainer.adapter));
-            let metric = trainer.step(index, &steps[index as usize])?;
-            if let Some(before) = before {
-                trained.gate = Some(self.inert_gate(&before, &trainer.adapter, reporter)?);
-            }
+            let metric = trainer.step(index, &steps[index as usize], gates)?;
             let wall = step_started.elapsed();
             saver.check()?;
             metrics.append(&metric)?;
+            metrics.append(&Metric::Step(metric.clone()))?;
             trained.add(metric.tokens, metric.padding);
             recent.push_back((metric.tokens, wall));
             if recent.len() > SPEED_STEPS {
@@ -160,7 +163,8 @@ impl Loop<'_> {
                     stopped = Some(format!("the checkpoint scheduler stopped it: {}", decision.reason));
                 }
             }
-            if decision.save || stopped.is_some() || metric.step == total {
+            saver.check()?;
+            metrics.append(&Metric::Step(metric.clone()))?;
                 let asked = Instant::now();
                 let memory = scheduler.save();
                 trained.plugins += asked.elapsed();
@@ -181,23 +185,6 @@ impl Loop<'_> {
             padding: trained.padding(),
             wall: started.elapsed(),
             plugins: trained.plugins,
-            gate: trained.gate,
-        })
-    }
-
-    fn inert_gate(&self, before: &[Vec<f32>], adapter: &Adapter, reporter: &Reporter) -> Result<String> {
-        Ok(match gates::movement(before, adapter)? {
-            Movement::All => format!("all {} adapters moved in the first step", adapter.modules.len()),
-            Movement::SomeStill(paths) => {
-                let text = format!(
-                    "{} of {} adapters did not move in the first step: {}",
-                    paths.len(),
-                    adapter.modules.len(),
-                    paths.join(", ")
-                );
-                reporter.warn(&text);
-                text
-            }
         })
     }
 
@@ -219,7 +206,6 @@ struct Tally {
     tokens: u64,
     rectangle: f64,
     plugins: Duration,
-    gate: Option<String>,
 }
 
 impl Tally {

@@ -137,6 +137,8 @@ fn decides(key: &str) -> bool {
     // When a run is saved, what stays of it and whether it stops changes nothing of what it computes: a window may be moved.
     let when = key.starts_with("checkpoint.")
         || key.starts_with("window.")
+        || key.starts_with("gates.")
+        || key == "model.allow_shared"
         || plugins.is_some_and(|key| key.starts_with("config.checkpoint_scheduler"));
     !holds_path(key) && !elsewhere && !when
 }

@@ -1,9 +1,9 @@
 //! A run folder: made once, locked while in use, never deleted, never overwritten.
 
 use super::atomic::{folder_of, sync_folder, taken};
+use super::lock;
 use crate::error::{Error, Result};
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 /// What was asked for and what was done ([`super::provenance`]).
@@ -123,25 +123,11 @@ fn refuse_unless_empty(path: &Path, allowed: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// An advisory lock of the operating system: it ends with the process, however that ends. The file holds the pid.
 fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join(LOCK);
-    let io = |e| Error::io("lock", &path, e);
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::Error(e)) => return Err(io(e)),
-        Err(TryLockError::WouldBlock) => {
-            let mut pid = String::new();
-            // Without its pid the process is still refused.
-            _ = file.read_to_string(&mut pid);
-            let pid = if pid.trim().is_empty() { "unknown" } else { pid.trim() };
-            let message = format!("{} is in use by the process with pid {pid}", folder.display());
-            return Err(Error::new("run::locked", message).help("wait until it ends, or use another folder"));
-        }
-    }
-    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(io)?;
-    Ok(file)
+    lock::take(&folder.join(LOCK))?.map_err(|pid| {
+        let message = format!("{} is in use by the process with pid {pid}", folder.display());
+        Error::new("run::locked", message).help("wait until it ends, or use another folder")
+    })
 }
 
 #[cfg(test)]

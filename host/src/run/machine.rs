@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::path::Path;
 
 /// Where a run computed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,44 @@ impl Machine {
     }
 }
 
+/// Memory of the device `name` that is free for a run; nothing where that is not known. On a CPU it is what the system can
+/// give without swapping, or what is left of the process's control group (cgroup v2) where that is less.
+pub fn free_memory_bytes(name: &str) -> Option<u64> {
+    if name != "cpu" {
+        return None;
+    }
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let available = available.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024;
+    Some(control_group_bytes().map_or(available, |left| left.min(available)))
+}
+
+fn control_group_bytes() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let number = |name: &str| {
+        let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join(name)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    // Pages of files count as used, and are given up when memory is asked for.
+    let stat = fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.stat")).ok()?;
+    let files = stat.lines().find_map(|line| line.strip_prefix("file "))?.trim().parse::<u64>().ok()?;
+    Some(number("memory.max")?.saturating_sub(number("memory.current")?.saturating_sub(files)))
+}
+
+/// Free disk of the folder `path`, or of the nearest folder above it that is there; nothing where the system does not tell.
+pub fn free_disk_bytes(path: &Path) -> Option<u64> {
+    let path = std::path::absolute(path).ok()?;
+    let there = path.ancestors().find(|folder| folder.exists())?;
+    #[cfg(unix)]
+    return rustix::fs::statvfs(there).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+    #[cfg(not(unix))]
+    {
+        let _ = there;
+        None
+    }
+}
+
 fn cpu_name() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("model name"))?;
@@ -64,6 +103,17 @@ fn instruction_sets() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn free_memory_and_disk_are_told() {
+        let memory = free_memory_bytes("cpu").unwrap();
+        assert!(memory > 1 << 20 && memory < 1 << 50, "{memory}");
+        assert_eq!(free_memory_bytes("cuda:0"), None);
+        let here = free_disk_bytes(Path::new(".")).unwrap();
+        assert!(here > 0 && here < 1 << 60, "{here}");
+        assert!(free_disk_bytes(&std::env::temp_dir().join("not/there/yet")).is_some());
+    }
 
     #[test]
     fn this_machine_is_described() {

@@ -5,7 +5,7 @@
 
 use super::atomic::{self, Existing};
 use crate::error::{Error, Result};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -28,10 +28,12 @@ pub struct StepMetrics {
     /// Epoch, from 0.
     pub epoch: u32,
     /// Mean loss per trained token over the accumulation window, in nats.
+    #[serde(deserialize_with = "nan_from_null")]
     pub loss: f64,
     /// Learning rate of this step.
     pub lr: f64,
     /// Global gradient norm before clipping.
+    #[serde(deserialize_with = "nan_from_null")]
     pub grad_norm: f64,
     /// Tokens computed, padding not counted.
     pub tokens: u64,
@@ -127,6 +129,28 @@ impl StepLog {
     }
 }
 
+/// The lines of a `metrics.jsonl`; none where there is no such file.
+///
+/// # Errors
+/// `run::log_broken`, naming the line that cannot be read.
+pub fn read(path: &Path) -> Result<Vec<Metric>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Error::io("read", path, e)),
+    };
+    let parse = |(i, line)| {
+        let broken = |e| Error::new("run::log_broken", format!("{}:{}: {e}", path.display(), i + 1));
+        serde_json::from_str(line).map_err(broken)
+    };
+    text.lines().enumerate().map(parse).collect()
+}
+
+/// JSON has no number that is not finite: one is written as null.
+fn nan_from_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
 /// Length of the lines up to and including `step`.
 fn kept_bytes(path: &Path, text: &[u8], step: u64) -> Result<usize> {
     #[derive(Deserialize)]
@@ -195,6 +219,24 @@ mod tests {
         assert_eq!(serde_json::from_str::<Metric>(&text).unwrap(), step(2));
         let text = serde_json::to_string(&held_out(2)).unwrap();
         assert!(text.starts_with(r#"{"kind":"held-out","step":2,"root":"a""#), "{text}");
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_and_no_number_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        assert_eq!(read(&path).unwrap(), []);
+        let mut log = StepLog::create(&path).unwrap();
+        fill(&mut log, 1..=2);
+        log.append(&held_out(2)).unwrap();
+        let Metric::Step(broken) = step(3) else { unreachable!() };
+        log.append(&Metric::Step(StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..broken })).unwrap();
+        let lines = read(&path).unwrap();
+        assert_eq!(lines[..3], [step(1), step(2), held_out(2)]);
+        let Metric::Step(broken) = &lines[3] else { panic!("{lines:?}") };
+        assert!(broken.loss.is_nan() && broken.grad_norm.is_nan() && broken.step == 3);
+        fs::write(&path, "{\"kind\":\"step\"}\n").unwrap();
+        assert!(read(&path).unwrap_err().message().contains("metrics.jsonl:1: "));
     }
 
     #[test]

@@ -9,6 +9,8 @@ pub mod changes;
 pub mod checkpoint;
 pub mod clock;
 pub mod folder;
+pub mod lease;
+mod lock;
 pub mod machine;
 pub mod manifest;
 pub mod metrics;

@@ -9,7 +9,7 @@ use super::changes::{self, Change};
 use super::clock::utc_now;
 use super::folder::{PROVENANCE, RunFolder};
 use super::machine::Machine;
-use crate::config::{Entry, Origin, Resolved, entries};
+use crate::config::{Action, Entry, Origin, Resolved, entries};
 use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
 use crate::plugins::Limits;
@@ -58,6 +58,9 @@ pub struct Provenance {
     /// By check: what it found.
     #[serde(default)]
     pub verdicts: BTreeMap<String, String>,
+    /// By gate: what it was to do and what it said.
+    #[serde(default)]
+    pub gates: BTreeMap<String, GateRecord>,
     /// How the run ended; nothing while it runs, or where it was killed.
     #[serde(default)]
     pub outcome: Option<Outcome>,
@@ -192,6 +195,31 @@ pub struct LedgerHead {
     pub sha256: String,
 }
 
+/// What a gate was to do and what it said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateRecord {
+    /// What it does with what it finds.
+    pub action: Action,
+    /// What it said, in one word.
+    pub verdict: Verdict,
+    /// What it saw.
+    pub found: String,
+}
+
+/// What a gate said, in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It found nothing.
+    Passed,
+    /// It found something and let the run go on.
+    Warned,
+    /// It found something and ended the run.
+    Stopped,
+    /// It did not look.
+    Off,
+}
+
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
@@ -261,6 +289,7 @@ impl Provenance {
             resumes: Vec::new(),
             eligibility: None,
             verdicts: BTreeMap::new(),
+            gates: BTreeMap::new(),
             outcome: None,
         }
     }

@@ -35,6 +35,11 @@ impl AdamW {
         Self { step: 0, moments, betas: config.betas, eps: config.eps, weight_decay: config.weight_decay }
     }
 
+    /// Counts a step whose update is left out, so that a run resumed after it counts the same.
+    pub fn skip(&mut self) {
+        self.step += 1;
+    }
+
     /// One update of every adapter tensor with gradients times `grad_factor`. A module without a gradient is an error of the
     /// engine; its tensors are left as they are, and the inert-adapter gate names it.
     pub fn update(&mut self, adapter: &mut Adapter, gradients: Gradients, grad_factor: f64, lr: f64) {

@@ -3,7 +3,7 @@
 
 use super::batch::Batch;
 use super::engine::{Engine, Gradients};
-use super::gates;
+use super::gates::StepGates;
 use super::optimizer::{AdamW, clip_factor, global_norm, learning_rate};
 use super::steps::{MicroBatch, Step};
 use crate::config::TrainConfig;
@@ -31,11 +31,11 @@ pub struct Trainer<'a> {
 }
 
 impl Trainer<'_> {
-    /// Runs step `index` (from 0) and applies its update.
+    /// Runs step `index` (from 0) and applies its update where `gates` let it.
     ///
     /// # Errors
-    /// `gate::nothing_trained`, `gate::not_finite`; the update is then not applied.
-    pub fn step(&mut self, index: u64, step: &Step) -> Result<StepMetrics> {
+    /// `gate::nothing_trained`, and what `gates` found; the update is then not applied.
+    pub fn step(&mut self, index: u64, step: &Step, gates: &mut StepGates) -> Result<StepMetrics> {
         let batches: Vec<Batch> = step.batches.iter().map(|b| self.batch(b)).collect();
         let trained: usize = batches.iter().map(Batch::trained).sum();
         if trained == 0 {
@@ -53,13 +53,10 @@ impl Trainer<'_> {
             loss_sum += losses.iter().map(|l| f64::from(*l)).sum::<f64>();
         }
         let (loss, grad_norm) = (loss_sum * grad_scale, global_norm(&gradients));
-        gates::finite(index + 1, loss, grad_norm)?;
         let lr = learning_rate(self.config, index, self.total_steps);
-        let factor = clip_factor(grad_norm, self.config.clip_norm);
-        self.optimizer.update(&mut self.adapter, gradients, factor, lr);
         let tokens: usize = batches.iter().map(Batch::tokens).sum();
         let rectangle: usize = step.batches.iter().map(|b| b.tokens(self.records).1).sum();
-        Ok(StepMetrics {
+        let metrics = StepMetrics {
             step: index + 1,
             epoch: step.epoch,
             loss,
@@ -68,7 +65,14 @@ impl Trainer<'_> {
             tokens: tokens as u64,
             trained_tokens: trained as u64,
             padding: 1.0 - tokens as f64 / rectangle as f64,
-        })
+        };
+        if gates.before_update(&metrics)? {
+            let factor = clip_factor(grad_norm, self.config.clip_norm);
+            self.optimizer.update(&mut self.adapter, gradients, factor, lr);
+        } else {
+            self.optimizer.skip();
+        }
+        Ok(metrics)
     }
 
     fn batch(&self, micro_batch: &MicroBatch) -> Batch {

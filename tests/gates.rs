@@ -1,0 +1,121 @@
+//! Gates as a person meets them: what stops a run, what lets it through, and what provenance says.
+
+mod common;
+
+use common::{fails, ok, root, tunehost};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The bundled base on records of two roots, the one after the other.
+fn config(dir: &Path) -> PathBuf {
+    let base = root().join("tests/fixtures/tiny-base");
+    let record = |i: usize| format!(r#"{{"id": "r{i}", "text": "{}"}}"#, format!("word {i} ").repeat(3 + i % 5));
+    for (name, from) in [("one", 0), ("two", 100)] {
+        let lines: Vec<String> = (from..from + 12).map(record).collect();
+        fs::write(dir.join(format!("{name}.jsonl")), lines.join("\n")).unwrap();
+    }
+    let path = dir.join("short.toml");
+    let text = format!(
+        r#"
+name = "short"
+model.base = "{}"
+data = {{ max_seq_len = 128, held_out = 0.0, sources = [{{ path = "one.jsonl", root = "one" }}, {{ path = "two.jsonl", root = "two" }}] }}
+train = {{ micro_batch = 1, accumulation = 4, lr = 1e-3 }}
+export.merged = false
+"#,
+        base.display()
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn each_gate_says_what_it_found_and_which_key_lets_it_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run_dir = dir.path().join("run");
+    let run = ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
+    let with = |more: &[&'static str]| [&run[..], more].concat();
+    for (more, code, exit, says) in [
+        (&["--plugins", "sampler=in-order"][..], "gate::single_root", 7, "6 of 6 accumulation windows (100%)"),
+        (&["--set", "gates.tokens_per_step_planned=9000"], "gate::tokens_per_step", 7, "9,000 planned"),
+        (&["--set", "model.quantize=nf4"], "gate::unquantised", 7, "experts.gate_up_proj: "),
+        (&["--set", "model.quantize=int8"], "config::wrong_type", 2, "model.quantize"),
+        (&["--set", "gates.not_finite=off"], "config::invalid_value", 2, "stop or warn"),
+    ] {
+        let said = fails(&with(more), exit);
+        assert!(said.contains(code) && said.contains(says), "{said}");
+        assert!(!run_dir.exists(), "nothing is made before the plan can be trusted: {more:?}");
+        assert_eq!(exit == 7 && !said.contains("quantize"), said.contains("=warn"), "{said}");
+    }
+
+    // Three gates warn, one is off, and provenance has it all.
+    let more =
+        ["--plugins", "sampler=in-order", "--set", "gates.single_root=warn", "--set", "gates.tokens_per_step=off"];
+    let more = [&more[..], &["--set", "gates.loss_spike_steps=1", "--set", "gates.loss_spike_nats=1e-9"]].concat();
+    let out = tunehost(&with(&more)).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success() && said.contains("warning: gate single_root: 6 of 6"), "{said}");
+    assert!(said.contains("warning: gate loss_spike: step "), "{said}");
+    let provenance: Value = serde_json::from_slice(&fs::read(run_dir.join("provenance.json")).unwrap()).unwrap();
+    let verdict = |name: &str| provenance["gates"][name]["verdict"].as_str().unwrap().to_string();
+    assert_eq!(
+        ["single_root", "loss_spike", "tokens_per_step", "inert_adapter", "device"].map(verdict),
+        ["warned", "warned", "off", "passed", "passed"]
+    );
+}
+
+#[test]
+fn a_run_whose_loss_is_no_number_ends_and_provenance_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run_dir = dir.path().join("run");
+    let run = ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
+    // So large a rate that the second step's numbers overflow; it is saved before.
+    let rate =
+        ["--set", "train.lr=1e38", "--set", "train.warmup_steps=0", "--plugins", "checkpoint-scheduler=every-n-steps"];
+    let said = fails(&[&run[..], &rate, &["--set", "plugins.config.checkpoint_scheduler.n=1"]].concat(), 7);
+    assert!(said.contains("gate::not_finite") && said.contains("step 2 has loss"), "{said}");
+    assert!(said.contains("gates.not_finite=warn") && said.contains("tunehost resume"), "{said}");
+    let provenance =
+        || -> Value { serde_json::from_slice(&fs::read(run_dir.join("provenance.json")).unwrap()).unwrap() };
+    assert_eq!(provenance()["gates"]["not_finite"]["verdict"], "stopped");
+    assert_eq!(provenance()["outcome"]["status"], "failed");
+    // What lets a run go on may change on a resume: it decides nothing of what is computed.
+    ok(&[
+        "resume",
+        run_dir.to_str().unwrap(),
+        "--set",
+        "gates.not_finite=warn",
+        "--set",
+        "eval.max_records_per_root=0",
+    ]);
+    let gate = &provenance()["gates"]["not_finite"];
+    assert!(gate["verdict"] == "warned" && gate["found"].as_str().unwrap().starts_with("5 of 6 steps"), "{gate}");
+}
+
+#[test]
+fn a_device_that_another_run_has_is_refused_unless_it_may_be_shared() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run = ["run", config.to_str().unwrap()];
+    // Held as a run holds it: an advisory lock of the file.
+    let locks = dir.path().join("locks");
+    fs::create_dir(&locks).unwrap();
+    let held = fs::File::create(locks.join("device-cpu.lock")).unwrap();
+    held.lock().unwrap();
+    let beside = |more: &[&str]| {
+        let out = tunehost(&[&run[..], more].concat()).env("TUNEHOST_RUNTIME_DIR", &locks).output().unwrap();
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (code, said) = beside(&[]);
+    assert_eq!(code, Some(9));
+    assert!(said.contains("device::in_use") && said.contains("model.allow_shared=true"), "{said}");
+    let shared = dir.path().join("shared");
+    let more =
+        ["--run-dir", shared.to_str().unwrap(), "--set", "model.allow_shared=true", "--set", "train.max_steps=1"];
+    let (code, said) = beside(&more);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("gate device: cpu is shared with another run"), "{said}");
+}
