@@ -114,26 +114,25 @@ pub fn kernels_as_asked(kernels: &BTreeMap<String, Implementation>) -> Result<St
 /// `gate::unquantised`, with tensors and bytes as `weights` keeps them.
 pub fn quantised(quantize: Option<Quantize>, spec: &ModelSpec, weights: WeightDtype) -> Result<()> {
     let Some(quantize) = quantize else { return Ok(()) };
-    let mut kinds: BTreeMap<String, (usize, usize, &[usize])> = BTreeMap::new();
+    let mut kinds: BTreeMap<(String, &[usize]), usize> = BTreeMap::new();
     for (name, shape) in &spec.tensors {
-        let layer_free: Vec<&str> =
+        let of_any_layer: Vec<&str> =
             name.split('.').map(|part| if part.bytes().all(|c| c.is_ascii_digit()) { "*" } else { part }).collect();
-        let (tensors, values, _) = kinds.entry(layer_free.join(".")).or_insert((0, 0, shape));
-        *tensors += 1;
-        *values += shape.iter().product::<usize>();
+        *kinds.entry((of_any_layer.join("."), shape)).or_insert(0) += 1;
     }
+    let values = |((_, shape), tensors): &((String, &[usize]), usize)| tensors * shape.iter().product::<usize>();
     let mut kinds: Vec<_> = kinds.into_iter().collect();
-    kinds.sort_by_key(|(_, (_, values, _))| std::cmp::Reverse(*values));
+    kinds.sort_by_key(|kind| std::cmp::Reverse(values(kind)));
     let total = spec.parameters();
-    let lines = kinds.iter().map(|(name, (tensors, values, shape))| {
-        let (size, share) = (bytes(values * weights.size_bytes()), 100.0 * *values as f64 / total as f64);
+    let lines = kinds.iter().map(|kind| {
+        let ((name, shape), tensors) = kind;
+        let (size, share) = (bytes(values(kind) * weights.size_bytes()), 100.0 * values(kind) as f64 / total as f64);
         let fused = if shape.len() == 3 { ", fused experts" } else { "" };
         format!("\n  {name}: {tensors} of shape {shape:?}{fused}, {size} ({share:.1}%)")
     });
     let message = format!(
-        "{} weights were asked for, and {} of {} weights ({}, {}) would stay unquantised:{}",
+        "{} weights were asked for, and all {} ({} in {}) would stay unquantised:{}",
         quantize.name(),
-        group(total),
         group(total),
         bytes(total * weights.size_bytes()),
         weights.name(),
@@ -164,14 +163,18 @@ mod tests {
         let error = quantised(Some(Quantize::Nf4), &spec, WeightDtype::Bf16).unwrap_err();
         assert_eq!((error.code(), error.exit_code()), ("gate::unquantised", 7));
         let lines: Vec<&str> = error.message().lines().collect();
-        assert!(lines[0].starts_with("nf4 weights were asked for, and 25,233,142,046 of 25,233,142,046"), "{error}");
+        assert!(
+            lines[0].starts_with("nf4 weights were asked for, and all 25,233,141,790 (47.0 GiB in bf16)"),
+            "{error}"
+        );
         // Two thirds of the fused 42.5 GiB are gate and up.
         let experts =
             "  model.language_model.layers.*.experts.gate_up_proj: 30 of shape [128, 1408, 2816], fused experts";
         assert!(lines[1].starts_with(experts) && lines[1].contains("28.4 GiB"), "{error}");
         assert!(lines[2].contains("experts.down_proj") && lines[2].contains("14.2 GiB"), "{error}");
-        let listed: usize =
-            lines[1..].iter().map(|l| l.split([':', ' ']).nth(4).unwrap().parse::<usize>().unwrap()).sum();
+        let tensors =
+            |line: &&str| line.split_once(": ").unwrap().1.split_once(' ').unwrap().0.parse::<usize>().unwrap();
+        let listed: usize = lines[1..].iter().map(tensors).sum();
         assert_eq!(listed, spec.tensors.len(), "every tensor is listed");
     }
 
