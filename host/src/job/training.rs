@@ -122,7 +122,6 @@ impl Loop<'_> {
             let metric = trainer.step(index, &steps[index as usize], gates)?;
             let wall = step_started.elapsed();
             saver.check()?;
-            metrics.append(&metric)?;
             metrics.append(&Metric::Step(metric.clone()))?;
             trained.add(metric.tokens, metric.padding);
             recent.push_back((metric.tokens, wall));
@@ -163,8 +162,10 @@ impl Loop<'_> {
                     stopped = Some(format!("the checkpoint scheduler stopped it: {}", decision.reason));
                 }
             }
-            saver.check()?;
-            metrics.append(&Metric::Step(metric.clone()))?;
+            let save = decision.save || stopped.is_some() || metric.step == total;
+            gates.after_update(metric.step, metric.lr, save, &trainer.adapter)?;
+            gates.warnings().iter().for_each(|warning| reporter.warn(warning));
+            if save {
                 let asked = Instant::now();
                 let memory = scheduler.save();
                 trained.plugins += asked.elapsed();
