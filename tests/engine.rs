@@ -2,6 +2,7 @@
 //! full logits exist, recompute changes no bit.
 
 use burn::tensor::Device;
+use std::collections::BTreeMap;
 use std::path::Path;
 use tunehost::config::{Action, GatesConfig, LoraConfig, TrainConfig, WeightDtype};
 use tunehost::corpus::Record;
@@ -12,6 +13,7 @@ use tunehost::model::lora::LoraPlan;
 use tunehost::model::weights::Model;
 use tunehost::train::batch::Batch;
 use tunehost::train::engine::{Engine, Gradients};
+use tunehost::train::evaluate::evaluate;
 use tunehost::train::gates::StepGates;
 use tunehost::train::optimizer::AdamW;
 use tunehost::train::steps::{MicroBatch, Step};
@@ -117,6 +119,22 @@ fn the_gradient_of_a_document_does_not_see_its_neighbour() {
         beside_a.1.iter().zip(&alone.1).all(|(a, b)| (a - b).abs() <= 1e-5 * most),
         "and its gradient but for the order of sums"
     );
+}
+
+#[test]
+fn evaluating_twice_gives_the_same_number_whatever_stands_beside_a_record() {
+    let engine = engine(6);
+    let records = [record(1, 30), record(2, 90), record(3, 25)];
+    let losses = |records: &[&Record]| {
+        let found = evaluate(&engine, Some(&adapter(&engine, 0.3)), records, &mut |_| {}, &|| false).unwrap().unwrap();
+        found.into_iter().map(|l| (l.id, l.loss_sum.to_bits())).collect::<BTreeMap<_, _>>()
+    };
+    let [a, b, c] = &records;
+    let all = losses(&[a, b, c]);
+    assert_eq!(all, losses(&[a, b, c]));
+    assert_eq!(all, losses(&[c, a, b]));
+    assert_eq!(all["record-2"], losses(&[b])["record-2"]);
+    assert!(evaluate(&engine, None, &[a], &mut |_| {}, &|| true).unwrap().is_none(), "it was stopped");
 }
 
 #[test]

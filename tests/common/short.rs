@@ -26,6 +26,7 @@ train = {{ max_steps = 3, micro_batch = 2, accumulation = 1, lr = 1e-3 }}
 checkpoint.keep_last = 1
 plugins.checkpoint_scheduler = "every-n-steps"
 plugins.config.checkpoint_scheduler.n = 2
+eval.every_steps = 2
 {more}
 "#
     );

@@ -1,8 +1,8 @@
 //! The typed configuration of a run. `configs/reference.toml` documents every key; a test loads it and fails on a key
 //! that is missing there.
 
-use crate::corpus::Moment;
 use super::GatesConfig;
+use crate::corpus::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -492,13 +492,21 @@ impl LimitsConfig {
 }
 
 /// Which checkpoints stay; when one is saved, the checkpoint scheduler decides.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
     /// The newest N; without it, every one stays.
     pub keep_last: Option<u32>,
     /// Beside them, those of steps divisible by N.
     pub keep_every: Option<u64>,
+    /// Beside them, that of the best evaluation by steps.
+    pub keep_best: bool,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { keep_last: None, keep_every: None, keep_best: true }
+    }
 }
 
 /// Commands around a run; each is a program and its arguments, and no shell is involved.
@@ -525,11 +533,19 @@ impl Default for WindowConfig {
 pub struct EvalConfig {
     /// Most held-out records evaluated per root; 0 turns the evaluation off.
     pub max_records_per_root: usize,
+    /// Also evaluate in the run: after every so many optimiser steps, and after the last.
+    pub every_steps: Option<u64>,
+    /// Also evaluate when so many minutes have passed since the last evaluation. Such ones choose nothing: `timing.jsonl` has them.
+    pub every_minutes: Option<f64>,
+    /// Bootstrap resamples of the held-out records that a standard error is taken over.
+    pub resamples: u32,
+    /// End training after so many evaluations by steps in a row without a lower loss.
+    pub patience: Option<u32>,
 }
 
 impl Default for EvalConfig {
     fn default() -> Self {
-        Self { max_records_per_root: 60 }
+        Self { max_records_per_root: 60, every_steps: None, every_minutes: None, resamples: 200, patience: None }
     }
 }
 
@@ -541,11 +557,24 @@ pub struct ExportConfig {
     pub adapter: bool,
     /// Base with the adapter merged in.
     pub merged: bool,
+    /// Which adapter that is.
+    pub checkpoint: ExportedCheckpoint,
+}
+
+/// The adapter that is exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExportedCheckpoint {
+    /// That of the last step.
+    #[default]
+    Last,
+    /// That of the lowest held-out loss among the evaluations by steps.
+    Best,
 }
 
 impl Default for ExportConfig {
     fn default() -> Self {
-        Self { adapter: true, merged: true }
+        Self { adapter: true, merged: true, checkpoint: ExportedCheckpoint::Last }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the types of the schema cannot say: ranges, and values that contradict each other.
 
-use super::{Action, Config, Origin, PLUGIN_KINDS, PluginsConfig, Targets, keys};
+use super::{Action, Config, ExportedCheckpoint, Origin, PLUGIN_KINDS, PluginsConfig, Targets, keys};
 use crate::corpus::COLUMNS;
 use crate::error::{Error, Result};
 use std::fmt::Debug;
@@ -26,9 +26,9 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
         eligibility,
         checkpoint,
         window,
-        eval: _,
+        eval,
         gates,
-        export: _,
+        export,
         run: _,
     } = config;
 
@@ -102,6 +102,20 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> Origin) -> Result<
     check.that(window.deadline_s >= 1, "window.deadline_s", &window.deadline_s, "1 second or more")?;
     let used = window.close.is_empty() || !window.open.is_empty();
     check.that(used, "window.close", &window.close, "`window.open` beside it: what was not opened is not closed")?;
+    let evaluated = data.held_out > 0.0 && eval.max_records_per_root > 0;
+    let held_out = "held-out records to evaluate: data.held_out and eval.max_records_per_root above 0";
+    check.that(eval.every_steps != Some(0), "eval.every_steps", &0, "1 step or more")?;
+    check.that(eval.every_steps.is_none() || evaluated, "eval.every_steps", &eval.every_steps, held_out)?;
+    let minutes = eval.every_minutes;
+    check.that(minutes.is_none_or(|n| n > 0.0), "eval.every_minutes", &minutes, "more than 0")?;
+    check.that(minutes.is_none() || evaluated, "eval.every_minutes", &minutes, held_out)?;
+    let by_steps = "`eval.every_steps` beside it: evaluations by the clock choose nothing";
+    check.that(eval.patience != Some(0), "eval.patience", &0, "1 evaluation or more")?;
+    check.that(eval.patience.is_none() || eval.every_steps.is_some(), "eval.patience", &eval.patience, by_steps)?;
+    let kept = export.checkpoint == ExportedCheckpoint::Last || checkpoint.keep_best;
+    check.that(kept, "checkpoint.keep_best", &false, "true, since `export.checkpoint` is the best")?;
+    let known = export.checkpoint == ExportedCheckpoint::Last || eval.every_steps.is_some();
+    check.that(known, "export.checkpoint", &export.checkpoint, by_steps)?;
     let skipped = gates.not_finite != Action::Off;
     let expected = "stop or warn: an update that is no number would leave nothing of the adapters";
     check.that(skipped, "gates.not_finite", &gates.not_finite, expected)?;

@@ -2,7 +2,6 @@
 
 use super::training::Trained;
 use crate::config::Config;
-use crate::corpus::Record;
 use crate::error::{Error, Result};
 use crate::export;
 use crate::hash::FileHash;
@@ -11,70 +10,15 @@ use crate::model::checkpoint::Checkpoint;
 use crate::model::lora::group;
 use crate::plugins::Exporter;
 use crate::report::{Reporter, duration};
-use crate::run::atomic::{self, Existing};
 use crate::run::folder::{EXPORT, RunFolder};
 use crate::run::provenance::HeldOut;
-use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
-use crate::train::evaluate::{RecordLoss, RootChange, compare, evaluate};
+use crate::train::evaluate::{RecordLoss, RootChange, compare};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// Folder of the held-out losses, one file for each evaluated step.
-const HELD_OUT: &str = "held-out";
-
-/// What an evaluation needs.
-pub struct Evaluation<'a> {
-    pub folder: &'a RunFolder,
-    pub engine: &'a Engine,
-    /// The held-out records to evaluate.
-    pub records: &'a [&'a Record],
-    pub stop: &'a StopRequest,
-}
-
-impl Evaluation<'_> {
-    /// Losses after `step` steps, from the run folder where they are, else computed and written there. `None` when there is
-    /// nothing to evaluate, or a signal stopped it.
-    ///
-    /// # Errors
-    /// `model::not_finite`, class `io`.
-    pub fn losses(
-        &self,
-        adapter: Option<&Adapter>,
-        step: u64,
-        reporter: &mut Reporter,
-    ) -> Result<Option<Vec<RecordLoss>>> {
-        if self.records.is_empty() {
-            return Ok(None);
-        }
-        let dir = self.folder.file(HELD_OUT);
-        let path = dir.join(format!("step-{step:06}.json"));
-        if path.exists() {
-            let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-            let losses: Option<Vec<RecordLoss>> = serde_json::from_slice(&text).ok();
-            // Evaluation is deterministic: a file that does not fit is computed again.
-            if let Some(losses) = losses.filter(|l| l.iter().map(|l| &l.id).eq(self.records.iter().map(|r| &r.id))) {
-                return Ok(Some(losses));
-            }
-        }
-        let total = self.records.len();
-        let losses = evaluate(
-            self.engine,
-            adapter,
-            self.records,
-            &mut |done| reporter.progress("held-out records", done, total),
-            &|| self.stop.is_set(),
-        )?;
-        let Some(losses) = losses else { return Ok(None) };
-        fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
-        let text = serde_json::to_vec(&losses).expect("losses are numbers and strings");
-        atomic::write(&path, &text, Existing::Replace)?;
-        Ok(Some(losses))
-    }
-}
 
 /// Prints the table of held-out losses and returns it for provenance. `copied` marks the records that have a copy among the
 /// trained ones: their loss says how well they were learnt by heart, so the others are also shown alone.

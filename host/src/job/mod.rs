@@ -1,5 +1,6 @@
 //! A whole run: prepare, train, evaluate, export; and the same from a checkpoint.
 
+mod evaluation;
 mod finish;
 mod gates;
 mod inputs;
@@ -9,25 +10,27 @@ mod saving;
 mod training;
 mod window;
 
-use crate::config::{self, Config, Resolved};
+use crate::config::{self, Config, ExportedCheckpoint, Resolved};
 use crate::corpus::Corpus;
 use crate::device;
 use crate::eligibility::{self, manifest::Manifest};
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
+use crate::model::lora::LoraPlan;
 use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
 use crate::run::changes::refuse_changes;
-use crate::run::checkpoint::newest_whole;
+use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::utc_now;
 use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION, WINDOW_LOG};
 use crate::run::manifest::OrderManifest;
-use crate::run::provenance::{EligibilityRecord, Outcome, Overridden, Provenance, Status};
+use crate::run::provenance::{BestEvaluation, EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
 use crate::train::gates::Records;
 use crate::train::optimizer::AdamW;
 use crate::train::state;
+use evaluation::Evaluation;
 use policies::Policies;
 use prepare::Prepared;
 use serde_json::json;
@@ -261,10 +264,17 @@ impl Session<'_> {
         provenance: &mut Provenance,
         reporter: &mut Reporter,
     ) -> Result<Outcome> {
-        let Prepared { corpus, steps, policies, checkpoint, .. } = prepared;
+        let Prepared { corpus, steps, policies, checkpoint, lora, .. } = prepared;
         let corpus: &Corpus = corpus;
         let held_out = corpus.evaluation(self.config.eval.max_records_per_root);
-        let evaluation = finish::Evaluation { folder: self.folder, engine, records: &held_out, stop: self.stop };
+        let evaluation = Evaluation {
+            config: self.config,
+            folder: self.folder,
+            engine,
+            roots: &corpus.roots,
+            records: &held_out,
+            stop: self.stop,
+        };
         let first = from.step;
         let before = evaluation.losses(None, 0, reporter)?;
         if self.stop.is_set() {
@@ -277,22 +287,37 @@ impl Session<'_> {
             engine,
             records: &corpus.train,
             stop: self.stop,
+            evaluation: &evaluation,
         };
         let trained = parts.train(steps, &mut policies.scheduler, from, &mut provenance.gates, reporter)?;
         let step = trained.progress.step;
         if let Some(reason) = &trained.stopped {
             return Ok(self.interrupted(reason, step, reporter));
         }
-        let after = evaluation.losses(Some(&trained.progress.adapter), step, reporter)?;
+        let best = trained.best.map(|(step, loss)| BestEvaluation { step, loss });
+        let exported = self.exported(best.as_ref(), &trained.progress, engine, lora)?;
+        let (exported_step, adapter) = exported.as_ref().map_or((step, &trained.progress.adapter), |(s, a)| (*s, a));
+        let after = evaluation.losses(Some(adapter), exported_step, reporter)?;
         if self.stop.is_set() {
             return Ok(self.interrupted("a signal asked it to stop", step, reporter));
         }
-        let mut outcome = outcome(Status::Finished, step);
+        let mut outcome = Outcome {
+            reason: trained.ended.clone(),
+            best,
+            exported_step: Some(exported_step),
+            ..outcome(Status::Finished, step)
+        };
+        if let Some(reason) = &trained.ended {
+            reporter.line(format!("ended early after step {step}: {reason}"));
+        }
+        if exported_step != step {
+            reporter
+                .line(format!("exported is the adapter of step {exported_step}, whose held-out loss is the lowest"));
+        }
         if let (Some(before), Some(after)) = (&before, &after) {
             outcome.held_out = finish::report_change(&corpus.roots, before, after, &corpus.copied(&held_out), reporter);
         }
         let template = corpus.template.as_ref().map(|t| t.source.as_str());
-        let adapter = &trained.progress.adapter;
         outcome.exports =
             finish::export(self.config, self.folder, checkpoint, engine, template, adapter, &mut policies.exporter)?;
         if first > 0 {
@@ -300,6 +325,26 @@ impl Session<'_> {
         }
         finish::summary(self.config, self.folder, &trained, self.started.elapsed(), reporter);
         Ok(outcome)
+    }
+
+    /// Step and adapter of the best evaluation, where that is to be exported and is not the last.
+    fn exported(
+        &self,
+        best: Option<&BestEvaluation>,
+        last: &Progress,
+        engine: &Engine,
+        lora: &LoraPlan,
+    ) -> Result<Option<(u64, Adapter)>> {
+        let Some(best) =
+            best.filter(|best| self.config.export.checkpoint == ExportedCheckpoint::Best && best.step != last.step)
+        else {
+            return Ok(None);
+        };
+        let path = checkpoint::folder_of_step(&self.folder.file(CHECKPOINTS), best.step);
+        let files = checkpoint::read(&path)?.files;
+        let device = &engine.model.device;
+        let (adapter, _) = state::from_files(&files, lora.clone(), &self.config.train, best.step, device, &path)?;
+        Ok(Some((best.step, adapter)))
     }
 
     fn interrupted(&self, reason: &str, step: u64, reporter: &Reporter) -> Outcome {
@@ -327,5 +372,14 @@ impl Session<'_> {
 }
 
 fn outcome(status: Status, step: u64) -> Outcome {
-    Outcome { status, step, ended: utc_now(), reason: None, held_out: BTreeMap::new(), exports: BTreeMap::new() }
+    Outcome {
+        status,
+        step,
+        ended: utc_now(),
+        reason: None,
+        held_out: BTreeMap::new(),
+        best: None,
+        exported_step: None,
+        exports: BTreeMap::new(),
+    }
 }

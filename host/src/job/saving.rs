@@ -37,6 +37,8 @@ pub struct Saver {
     pub last: Instant,
     /// How long writing the last one took; nothing where none is written yet.
     pub last_cost: Duration,
+    /// The step of the best evaluation so far, whose checkpoint may have to stay.
+    pub best: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -50,7 +52,7 @@ impl Saver {
     /// A saver of the run in `folder`.
     pub fn new(folder: &RunFolder, config_sha256: &str, keep: CheckpointConfig) -> Self {
         let target = Target { checkpoints: folder.file(CHECKPOINTS), config_sha256: config_sha256.into(), keep };
-        Self { target, on_its_way: None, last: Instant::now(), last_cost: Duration::ZERO }
+        Self { target, on_its_way: None, last: Instant::now(), last_cost: Duration::ZERO, best: None }
     }
 
     /// Removes what is not to be kept beside the whole checkpoint of `step`: a run may have been killed before it could.
@@ -58,7 +60,7 @@ impl Saver {
     /// # Errors
     /// Class `io`.
     pub fn remove_expired(&self, step: u64) -> Result<()> {
-        self.target.remove_expired(step)
+        self.target.remove_expired(step, self.best)
     }
 
     /// Starts to write a snapshot, once the one before is written. `logs` are synced first: they must reach at least as far.
@@ -68,11 +70,11 @@ impl Saver {
     pub fn start(&mut self, snapshot: Snapshot, logs: &[&StepLog]) -> Result<()> {
         self.finish()?;
         self.last = Instant::now();
-        let (target, started) = (self.target.clone(), self.last);
+        let (target, started, best) = (self.target.clone(), self.last, self.best);
         let logs = logs.iter().map(|log| log.handle()).collect::<Result<Vec<_>>>()?;
         self.on_its_way = Some(thread::spawn(move || {
             logs.iter().try_for_each(StepLog::sync)?;
-            target.write(snapshot)?;
+            target.write(snapshot, best)?;
             Ok(started.elapsed())
         }));
         Ok(())
@@ -98,16 +100,16 @@ impl Saver {
 }
 
 impl Target {
-    fn write(&self, snapshot: Snapshot) -> Result<()> {
+    fn write(&self, snapshot: Snapshot, best: Option<u64>) -> Result<()> {
         let Snapshot { step, position, adapter, optimizer, memory } = snapshot;
         let files = state::to_files(&adapter, &optimizer).into_iter().map(|(name, bytes)| (name.to_string(), bytes));
         let files = files.chain(memory.map(|memory| (SCHEDULER_MEMORY.to_string(), memory))).collect();
         let config_sha256 = self.config_sha256.clone();
         checkpoint::write(&self.checkpoints, &Checkpoint { step, position, config_sha256, files })?;
-        self.remove_expired(step)
+        self.remove_expired(step, best)
     }
 
-    fn remove_expired(&self, newest: u64) -> Result<()> {
-        retention::apply(&self.checkpoints, &self.keep, &self.config_sha256, newest)
+    fn remove_expired(&self, newest: u64, best: Option<u64>) -> Result<()> {
+        retention::apply(&self.checkpoints, &self.keep, &self.config_sha256, newest, best)
     }
 }

@@ -1,5 +1,6 @@
 //! The loop: steps, logs, gates, the scheduler's decisions, checkpoints.
 
+use super::evaluation::{self, Evaluation};
 use super::saving::{Saver, Snapshot};
 use crate::config::Config;
 use crate::corpus::Record;
@@ -13,6 +14,7 @@ use crate::run::folder::{METRICS, RunFolder, TIMING};
 use crate::run::metrics::{self, Metric, StepLog, StepMetrics, StepTiming};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
+use crate::train::evaluate::Best;
 use crate::train::gates::{Records, StepGates};
 use crate::train::optimizer::AdamW;
 use crate::train::steps::Step;
@@ -40,8 +42,12 @@ pub struct Progress {
 pub struct Trained {
     /// The state after the last step that ran.
     pub progress: Progress,
-    /// Why it ended before the last step, if it did.
+    /// Why it was interrupted before the last step, if it was.
     pub stopped: Option<String>,
+    /// Why the last step that ran is the last of all, where steps were left.
+    pub ended: Option<String>,
+    /// Step and loss of the best evaluation by steps.
+    pub best: Option<(u64, f64)>,
     /// Tokens computed by this process.
     pub tokens: u64,
     /// Share of the rows' rectangles that a padding engine would have wasted.
@@ -60,6 +66,7 @@ pub struct Loop<'a> {
     pub engine: &'a Engine,
     pub records: &'a [Record],
     pub stop: &'a StopRequest,
+    pub evaluation: &'a Evaluation<'a>,
 }
 
 impl Loop<'_> {
@@ -76,9 +83,6 @@ impl Loop<'_> {
         reporter: &mut Reporter,
     ) -> Result<Trained> {
         let mut saver = Saver::new(self.folder, self.config_sha256, self.config.checkpoint);
-        if from.step > 0 {
-            saver.remove_expired(from.step)?;
-        }
         let mut gates = StepGates::new(&self.config.gates);
         let trained = self.run(steps, scheduler, from, &mut saver, &mut gates, reporter);
         records.extend(gates.records());
@@ -107,17 +111,37 @@ impl Loop<'_> {
             optimizer,
         };
         let mut metrics = StepLog::resume(&self.folder.file(METRICS), first)?;
+        let (mut best, mut evaluated) = (Best::default(), None);
         for metric in metrics::read(&self.folder.file(METRICS))? {
-            if let Metric::Step(step) = metric {
-                gates.replay(&step);
+            match metric {
+                Metric::Step(step) => gates.replay(&step),
+                Metric::HeldOut(found) => {
+                    best.take(&found);
+                    evaluated = Some(found.step);
+                }
             }
         }
+        // Also where a signal came before the evaluation of the step that was saved.
+        if self.evaluation.due(first, total) && evaluated != Some(first) {
+            self.evaluate(first, &trainer.adapter, &mut metrics, &mut best, reporter)?;
+        }
+        saver.best = best.found().map(|(step, _)| step);
+        if first > 0 {
+            saver.remove_expired(first)?;
+        }
+        let patience = self.config.eval.patience;
+        let spent = |best: &Best| patience.is_some_and(|patience| best.since() >= patience);
         let mut timing = StepLog::resume(&self.folder.file(TIMING), first)?;
         let started = Instant::now();
+        let mut last_evaluation = started;
         let mut recent: VecDeque<(u64, Duration)> = VecDeque::new();
         let mut trained = Tally::default();
-        let mut stopped = None;
+        let (mut stopped, mut ended) = (None, None);
         for index in first..total {
+            if let (true, Some((at, _))) = (spent(&best), best.found()) {
+                ended = Some(format!("no lower held-out loss in {} evaluations since step {at}", best.since()));
+                break;
+            }
             let step_started = Instant::now();
             let metric = trainer.step(index, &steps[index as usize], gates)?;
             let wall = step_started.elapsed();
@@ -155,6 +179,19 @@ impl Loop<'_> {
                 }
             };
             reporter.step(view(&metric, total, &recent));
+            let mut is_best = false;
+            // Where the scheduler stops, time is short: what is due is made up for when the run is resumed.
+            if self.evaluation.due(metric.step, total) && !decision.stop {
+                is_best = self.evaluate(metric.step, &trainer.adapter, &mut metrics, &mut best, reporter)?;
+                saver.best = best.found().map(|(step, _)| step);
+                last_evaluation = Instant::now();
+            } else if self.evaluation.due_by_clock(last_evaluation) && !decision.stop {
+                if let Some(found) = self.evaluation.by_clock(&trainer.adapter, metric.step, reporter)? {
+                    timing.append(&Metric::HeldOut(found.clone()))?;
+                    evaluation::say(&found, "; by the clock", reporter);
+                }
+                last_evaluation = Instant::now();
+            }
             if metric.step < total {
                 if self.stop.is_set() {
                     stopped = Some("a signal asked it to stop".to_string());
@@ -162,7 +199,7 @@ impl Loop<'_> {
                     stopped = Some(format!("the checkpoint scheduler stopped it: {}", decision.reason));
                 }
             }
-            let save = decision.save || stopped.is_some() || metric.step == total;
+            let save = decision.save || stopped.is_some() || metric.step == total || is_best || spent(&best);
             gates.after_update(metric.step, metric.lr, save, &trainer.adapter)?;
             gates.warnings().iter().for_each(|warning| reporter.warn(warning));
             if save {
@@ -182,11 +219,29 @@ impl Loop<'_> {
         Ok(Trained {
             progress: Progress { step: optimizer.step, adapter, optimizer },
             stopped,
+            ended,
+            best: best.found(),
             tokens: trained.tokens,
             padding: trained.padding(),
             wall: started.elapsed(),
             plugins: trained.plugins,
         })
+    }
+
+    /// Evaluates after `step` steps and writes it down; whether it is the best so far.
+    fn evaluate(
+        &self,
+        step: u64,
+        adapter: &Adapter,
+        metrics: &mut StepLog,
+        best: &mut Best,
+        reporter: &mut Reporter,
+    ) -> Result<bool> {
+        let Some(found) = self.evaluation.at_step(adapter, step, reporter)? else { return Ok(false) };
+        metrics.append(&Metric::HeldOut(found.clone()))?;
+        let is_best = best.take(&found);
+        evaluation::say(&found, if is_best { "; the best so far" } else { "" }, reporter);
+        Ok(is_best)
     }
 
     /// The state after `step`, with what the scheduler remembers.

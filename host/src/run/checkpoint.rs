@@ -71,6 +71,11 @@ pub(super) struct FileEntry {
 
 const SCHEMA: u32 = 1;
 
+/// The folder in which `checkpoints` has the checkpoint of `step`.
+pub fn folder_of_step(checkpoints: &Path, step: u64) -> PathBuf {
+    checkpoints.join(format!("step-{step:06}"))
+}
+
 /// Writes a checkpoint into the folder `checkpoints`, whole or not at all, and returns its folder. Writing the same
 /// checkpoint twice is no error. A broken one in its place is renamed to `step-N.broken`.
 ///
@@ -85,7 +90,7 @@ pub fn write(checkpoints: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
         }
     }
     fs::create_dir_all(checkpoints).map_err(|e| Error::io("create", checkpoints, e))?;
-    let path = checkpoints.join(format!("step-{step:06}"));
+    let path = folder_of_step(checkpoints, *step);
     if taken(&path) {
         match read(&path) {
             Ok(same) if same == *checkpoint => return Ok(path),

@@ -1,4 +1,5 @@
-//! `metrics.jsonl` and `timing.jsonl`: one line per optimiser step.
+//! `metrics.jsonl` and `timing.jsonl`: one line per optimiser step, and one for each evaluation, in `metrics.jsonl` where the count
+//! of steps asked for it and in `timing.jsonl` where the clock did.
 //!
 //! What a step computed and how long it took are two files, since a resumed run must end with the same bytes in the
 //! first and no two runs agree on the second. A number that is not finite is written as null.
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub enum Metric {
     /// An optimiser step.
     Step(StepMetrics),
-    /// The held-out loss of one root.
+    /// An evaluation of the held-out records.
     HeldOut(HeldOutMetrics),
 }
 
@@ -44,11 +45,22 @@ pub struct StepMetrics {
     pub padding: f64,
 }
 
-/// Held-out loss of one root after `step` optimiser steps; 0 is before training.
+/// Held-out loss after `step` optimiser steps; 0 is before training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldOutMetrics {
     /// Optimiser steps done.
     pub step: u64,
+    /// Mean loss per trained token of all records, in nats.
+    pub loss: f64,
+    /// Its standard error over bootstrap resamples of the records; none where there is one record only.
+    pub standard_error: Option<f64>,
+    /// The same, root by root.
+    pub roots: Vec<RootMetrics>,
+}
+
+/// Held-out loss of one root.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RootMetrics {
     /// The root.
     pub root: String,
     /// Records evaluated.
@@ -57,8 +69,8 @@ pub struct HeldOutMetrics {
     pub trained_tokens: u64,
     /// Mean loss per trained token, in nats.
     pub loss: f64,
-    /// Standard error of the loss over records.
-    pub standard_error: f64,
+    /// As [`HeldOutMetrics::standard_error`].
+    pub standard_error: Option<f64>,
 }
 
 /// A line of `timing.jsonl`: how long one optimiser step took.
@@ -197,11 +209,15 @@ mod tests {
     fn held_out(step: u64) -> Metric {
         Metric::HeldOut(HeldOutMetrics {
             step,
-            root: "a".into(),
-            records: 3,
-            trained_tokens: 9,
             loss: 1.5,
-            standard_error: 0.25,
+            standard_error: Some(0.25),
+            roots: vec![RootMetrics {
+                root: "a".into(),
+                records: 3,
+                trained_tokens: 9,
+                loss: 1.5,
+                standard_error: None,
+            }],
         })
     }
 
@@ -218,7 +234,10 @@ mod tests {
         assert!(text.starts_with(expected), "{text}");
         assert_eq!(serde_json::from_str::<Metric>(&text).unwrap(), step(2));
         let text = serde_json::to_string(&held_out(2)).unwrap();
-        assert!(text.starts_with(r#"{"kind":"held-out","step":2,"root":"a""#), "{text}");
+        assert!(
+            text.starts_with(r#"{"kind":"held-out","step":2,"loss":1.5,"standard_error":0.25,"roots":[{"root":"a""#),
+            "{text}"
+        );
     }
 
     #[test]

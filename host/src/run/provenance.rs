@@ -233,8 +233,23 @@ pub struct Outcome {
     pub reason: Option<String>,
     /// Held-out loss by root.
     pub held_out: BTreeMap<String, HeldOut>,
+    /// The best evaluation by steps.
+    #[serde(default)]
+    pub best: Option<BestEvaluation>,
+    /// The step whose adapter was exported.
+    #[serde(default)]
+    pub exported_step: Option<u64>,
     /// Exported files, by path within the run folder.
     pub exports: BTreeMap<PathBuf, FileHash>,
+}
+
+/// The evaluation in the run with the lowest held-out loss; its step has a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BestEvaluation {
+    /// After this optimiser step.
+    pub step: u64,
+    /// Mean loss per trained token of all records, in nats.
+    pub loss: f64,
 }
 
 /// The end in one word.
@@ -393,6 +408,8 @@ pub(super) mod tests {
                 ("one".to_string(), HeldOut { before: 6.5, after: 2.5, standard_error: None }),
             ]
             .into(),
+            best: Some(BestEvaluation { step: 6, loss: 2.4375 }),
+            exported_step: Some(9),
             exports: BTreeMap::new(),
         });
         provenance.write(&run).unwrap();

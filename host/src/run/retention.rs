@@ -15,17 +15,25 @@ use std::path::Path;
 
 const EXPIRED: &str = ".expired";
 
-/// Removes the checkpoints up to step `newest`, which is whole, that `keep` does not ask for.
+/// Removes the checkpoints up to step `newest`, which is whole, that `keep` does not ask for; `best` is the step of the best one.
 ///
 /// # Errors
 /// Class `io`.
-pub fn apply(checkpoints: &Path, keep: &CheckpointConfig, config_sha256: &str, newest: u64) -> Result<()> {
+pub fn apply(
+    checkpoints: &Path,
+    keep: &CheckpointConfig,
+    config_sha256: &str,
+    newest: u64,
+    best: Option<u64>,
+) -> Result<()> {
     let Some(keep_last) = keep.keep_last else { return Ok(()) };
     finish_removals(checkpoints, config_sha256)?;
     let steps = checkpoint::by_step(checkpoints)?;
     let own = steps.range(..=newest).rev().filter(|(_, path)| own(path, config_sha256));
-    let expired =
-        own.skip(keep_last as usize).filter(|(step, _)| keep.keep_every.is_none_or(|every| *step % every != 0));
+    let kept = |step: u64| {
+        keep.keep_every.is_some_and(|every| step.is_multiple_of(every)) || keep.keep_best && best == Some(step)
+    };
+    let expired = own.skip(keep_last as usize).filter(|(step, _)| !kept(**step));
     for (step, path) in expired {
         let aside = checkpoints.join(format!(".step-{step:06}{EXPIRED}"));
         // Taken where somebody put something into one that was being removed.
@@ -97,7 +105,7 @@ mod tests {
     use super::*;
 
     fn keep(keep_last: u32, keep_every: Option<u64>) -> CheckpointConfig {
-        CheckpointConfig { keep_last: Some(keep_last), keep_every }
+        CheckpointConfig { keep_last: Some(keep_last), keep_every, keep_best: true }
     }
 
     fn config() -> String {
@@ -118,16 +126,19 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_and_every_nth_stay() {
-        for (keep, stay) in [
-            (keep(1, None), vec!["12"]),
-            (keep(2, None), vec!["10", "12"]),
-            (keep(1, Some(5)), vec!["05", "10", "12"]),
-            (keep(9, Some(5)), vec!["03", "05", "07", "10", "12"]),
-            (CheckpointConfig::default(), vec!["03", "05", "07", "10", "12"]),
+    fn the_newest_every_nth_and_the_best_stay() {
+        let all = vec!["03", "05", "07", "10", "12"];
+        for (keep, best, stay) in [
+            (keep(1, None), None, vec!["12"]),
+            (keep(2, None), None, vec!["10", "12"]),
+            (keep(1, Some(5)), None, vec!["05", "10", "12"]),
+            (keep(1, None), Some(7), vec!["07", "12"]),
+            (CheckpointConfig { keep_best: false, ..keep(1, None) }, Some(7), vec!["12"]),
+            (keep(9, Some(5)), None, all.clone()),
+            (CheckpointConfig::default(), None, all),
         ] {
             let folder = saved(&[3, 5, 7, 10, 12]);
-            apply(folder.path(), &keep, &config(), 12).unwrap();
+            apply(folder.path(), &keep, &config(), 12, best).unwrap();
             assert_eq!(left(&folder), stay, "{keep:?}");
         }
     }
@@ -136,7 +147,7 @@ mod tests {
     fn a_later_one_neither_counts_nor_goes() {
         // Passed over on resume since a bit of it flipped: the run went on from step 5 and saved step 7.
         let folder = saved(&[3, 5, 7, 10]);
-        apply(folder.path(), &keep(1, None), &config(), 7).unwrap();
+        apply(folder.path(), &keep(1, None), &config(), 7, None).unwrap();
         assert_eq!(left(&folder), ["07", "10"]);
     }
 
@@ -155,7 +166,7 @@ mod tests {
         foreign.config_sha256 = "another run".into();
         write(folder.path(), &foreign).unwrap();
         write(folder.path(), &checkpoint(12)).unwrap();
-        apply(folder.path(), &keep(1, None), &config(), 12).unwrap();
+        apply(folder.path(), &keep(1, None), &config(), 12, None).unwrap();
         assert_eq!(left(&folder), ["README", "best-of-all", "01", "02", "03", "07", "08", "11", "12"]);
     }
 
@@ -171,7 +182,7 @@ mod tests {
         let emptied = aside(2);
         names(&emptied).unwrap().iter().for_each(|name| fs::remove_file(emptied.join(name)).unwrap());
         fs::write(aside(3).join("notes.txt"), "mine").unwrap();
-        apply(folder.path(), &keep(1, None), &config(), 4).unwrap();
+        apply(folder.path(), &keep(1, None), &config(), 4, None).unwrap();
         assert_eq!(left(&folder), [".03.expired", "04"]);
         assert_eq!(names(&folder.path().join(".step-000003.expired")).unwrap().len(), 4);
     }

@@ -1,10 +1,12 @@
-//! Held-out loss per root, with the standard error of the paired change.
+//! Held-out loss per root: its noise floor, the standard error of a paired change, and the best of several.
 
 use super::batch::Batch;
 use super::engine::Engine;
 use crate::corpus::Record;
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
+use crate::model::rng::SplitMix64;
+use crate::run::metrics::{HeldOutMetrics, RootMetrics};
 use serde::{Deserialize, Serialize};
 
 /// Tokens evaluated at once; a record longer than this is a batch of its own.
@@ -117,9 +119,120 @@ pub fn compare(roots: &[String], before: &[RecordLoss], after: &[RecordLoss]) ->
     roots.iter().enumerate().filter_map(change).collect()
 }
 
+/// Mean loss per trained token after `step` steps, of all records and by root, each with the standard error over `resamples`
+/// bootstrap resamples of its records. They are drawn from `seed` and the root's name alone, so the same records are drawn at
+/// every step.
+pub fn summary(step: u64, roots: &[String], losses: &[RecordLoss], resamples: u32, seed: u64) -> HeldOutMetrics {
+    let all: Vec<&RecordLoss> = losses.iter().collect();
+    let of_root = |(index, root): (usize, &String)| {
+        let losses: Vec<&RecordLoss> = losses.iter().filter(|l| l.root as usize == index).collect();
+        let trained_tokens = losses.iter().map(|l| l.tokens).sum::<usize>() as u64;
+        (trained_tokens > 0).then(|| RootMetrics {
+            root: root.clone(),
+            records: losses.len() as u64,
+            trained_tokens,
+            loss: mean_loss(losses.iter().copied()),
+            standard_error: bootstrap_error(
+                &losses,
+                resamples,
+                &mut SplitMix64::new(seed, &format!("bootstrap of {root}")),
+            ),
+        })
+    };
+    HeldOutMetrics {
+        step,
+        loss: mean_loss(losses),
+        standard_error: bootstrap_error(&all, resamples, &mut SplitMix64::new(seed, "bootstrap of all roots")),
+        roots: roots.iter().enumerate().filter_map(of_root).collect(),
+    }
+}
+
+fn mean_loss<'a>(losses: impl IntoIterator<Item = &'a RecordLoss>) -> f64 {
+    let (sum, tokens) = losses.into_iter().fold((0.0, 0), |(sum, n), l| (sum + l.loss_sum, n + l.tokens));
+    sum / tokens as f64
+}
+
+/// Standard deviation of the mean loss over resamples of the records, drawn with replacement (Efron, Bootstrap Methods, 1979).
+fn bootstrap_error(losses: &[&RecordLoss], resamples: u32, rng: &mut SplitMix64) -> Option<f64> {
+    let n = losses.len();
+    if n < 2 || resamples < 2 {
+        return None;
+    }
+    let mut draw = || losses[(rng.next_f64() * n as f64) as usize];
+    let means: Vec<f64> = (0..resamples).map(|_| mean_loss((0..n).map(|_| draw()).collect::<Vec<_>>())).collect();
+    let mean = means.iter().sum::<f64>() / means.len() as f64;
+    let squares: f64 = means.iter().map(|m| (m - mean).powi(2)).sum();
+    Some((squares / (means.len() - 1) as f64).sqrt())
+}
+
+/// The best of a run's evaluations, and how many came after it. The one before training is none of them: it has no checkpoint.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Best {
+    found: Option<(u64, f64)>,
+    since: u32,
+}
+
+impl Best {
+    /// Takes in the next evaluation; whether its loss is the lowest so far.
+    pub fn take(&mut self, evaluation: &HeldOutMetrics) -> bool {
+        if evaluation.step == 0 {
+            return false;
+        }
+        let better = self.found.is_none_or(|(_, lowest)| evaluation.loss < lowest);
+        if better {
+            self.found = Some((evaluation.step, evaluation.loss));
+        }
+        self.since = if better { 0 } else { self.since + 1 };
+        better
+    }
+
+    /// Step and loss of the best.
+    pub fn found(&self) -> Option<(u64, f64)> {
+        self.found
+    }
+
+    /// Evaluations since.
+    pub fn since(&self) -> u32 {
+        self.since
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_noise_floor_is_that_of_the_mean_and_the_same_at_every_step() {
+        let roots = ["a".to_string(), "b".into(), "one".into()];
+        // 400 records of one token whose losses are 1 and 3: a standard deviation of 1, of the mean 1 / 20.
+        let spread = |by: f64| -> Vec<RecordLoss> {
+            let of = |i: u32| loss(u32::from(i >= 400), by + f64::from(1 + 2 * (i % 2)), 1);
+            (0..800).map(of).chain([loss(2, 5.0, 2)]).collect()
+        };
+        let first = summary(3, &roots, &spread(0.0), 1000, 7);
+        assert_eq!(first, summary(3, &roots, &spread(0.0), 1000, 7), "evaluating twice gives the same number");
+        let error = |i: usize| first.roots[i].standard_error.unwrap();
+        assert!((error(0) - 0.05).abs() < 0.005 && (error(1) - 0.05).abs() < 0.005, "{first:?}");
+        assert!(error(0) != error(1), "each root is drawn for itself");
+        assert!((first.standard_error.unwrap() - 0.05 / 2_f64.sqrt()).abs() < 0.004, "{first:?}");
+        assert_eq!((first.roots[2].standard_error, first.roots[2].loss), (None, 2.5));
+        assert!((first.loss - (1600.0 + 5.0) / 802.0).abs() < 1e-12);
+        // The same records are drawn later, so that a shift of all losses changes no error.
+        let later = summary(9, &roots, &spread(1.0), 1000, 7);
+        assert!((later.roots[0].standard_error.unwrap() - error(0)).abs() < 1e-12);
+        assert!((later.roots[0].loss - first.roots[0].loss - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_best_is_the_first_of_the_lowest_and_what_came_since_is_counted() {
+        let mut best = Best::default();
+        let at = |step, loss| HeldOutMetrics { step, loss, standard_error: None, roots: vec![] };
+        let taken = [(0, 0.5), (2, 3.0), (4, 2.0), (6, 2.0), (8, 2.5)].map(|(step, loss)| best.take(&at(step, loss)));
+        assert_eq!(taken, [false, true, true, false, false]);
+        assert_eq!((best.found(), best.since()), (Some((4, 2.0)), 2));
+        assert!(best.take(&at(10, 1.0)));
+        assert_eq!(best.since(), 0);
+    }
 
     fn loss(root: u32, loss_sum: f64, tokens: usize) -> RecordLoss {
         RecordLoss { id: String::new(), root, loss_sum, tokens }
