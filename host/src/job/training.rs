@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 /// Steps over which the shown speed is averaged.
 const SPEED_STEPS: usize = 20;
 
+/// Why a run was stopped that a signal stopped.
+const BY_SIGNAL: &str = "a signal asked it to stop";
+
 /// Checkpoint file with what the checkpoint scheduler remembers, where it remembers anything.
 pub const SCHEDULER_MEMORY: &str = "checkpoint_scheduler.memory";
 
@@ -136,8 +139,13 @@ impl Loop<'_> {
         let mut last_evaluation = started;
         let mut recent: VecDeque<(u64, Duration)> = VecDeque::new();
         let mut trained = Tally::default();
-        let (mut stopped, mut ended) = (None, None);
+        // A signal while it was evaluated: what is due before the next step must not be passed over.
+        let mut stopped = self.stop.is_set().then(|| BY_SIGNAL.to_string());
+        let mut ended = None;
         for index in first..total {
+            if stopped.is_some() {
+                break;
+            }
             if let (true, Some((at, _))) = (spent(&best), best.found()) {
                 ended = Some(format!("no lower held-out loss in {} evaluations since step {at}", best.since()));
                 break;
@@ -181,11 +189,12 @@ impl Loop<'_> {
             reporter.step(view(&metric, total, &recent));
             let mut is_best = false;
             // Where the scheduler stops, time is short: what is due is made up for when the run is resumed.
-            if self.evaluation.due(metric.step, total) && !decision.stop {
+            let goes_on = !decision.stop || metric.step == total;
+            if self.evaluation.due(metric.step, total) && goes_on {
                 is_best = self.evaluate(metric.step, &trainer.adapter, &mut metrics, &mut best, reporter)?;
                 saver.best = best.found().map(|(step, _)| step);
                 last_evaluation = Instant::now();
-            } else if self.evaluation.due_by_clock(last_evaluation) && !decision.stop {
+            } else if self.evaluation.due_by_clock(last_evaluation) && goes_on {
                 if let Some(found) = self.evaluation.by_clock(&trainer.adapter, metric.step, reporter)? {
                     timing.append(&Metric::HeldOut(found.clone()))?;
                     evaluation::say(&found, "; by the clock", reporter);
@@ -194,7 +203,7 @@ impl Loop<'_> {
             }
             if metric.step < total {
                 if self.stop.is_set() {
-                    stopped = Some("a signal asked it to stop".to_string());
+                    stopped = Some(BY_SIGNAL.to_string());
                 } else if decision.stop {
                     stopped = Some(format!("the checkpoint scheduler stopped it: {}", decision.reason));
                 }
@@ -209,9 +218,6 @@ impl Loop<'_> {
                 let remembered = memory.as_ref().ok().cloned().flatten();
                 saver.start(self.snapshot(metric.step, steps, &trainer, remembered), &[&metrics, &timing])?;
                 memory?;
-            }
-            if stopped.is_some() {
-                break;
             }
         }
         reporter.finish_steps();
