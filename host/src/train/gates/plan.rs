@@ -4,7 +4,6 @@ use crate::config::{GatesConfig, TrainConfig};
 use crate::corpus::Record;
 use crate::error::{Error, Result};
 use crate::model::lora::group;
-use crate::train::batch::IGNORED;
 use crate::train::steps::Step;
 use std::collections::BTreeSet;
 
@@ -17,7 +16,7 @@ fn records_of<'a>(step: &'a Step, records: &'a [Record]) -> impl Iterator<Item =
 
 /// Whether any position of the record has a target: the first token is predicted by none.
 fn trains(record: &Record) -> bool {
-    record.labels.iter().skip(1).any(|label| *label != IGNORED)
+    record.tokens.trained().skip(1).any(|trained| trained)
 }
 
 /// Looks for micro-batches in which no token is trained: they cost their time and give nothing.
@@ -52,7 +51,7 @@ pub fn tokens_per_step(steps: &[Step], records: &[Record], train: &TrainConfig, 
     let last_of_epoch = |i: usize| steps.get(i + 1).is_none_or(|next| next.epoch != steps[i].epoch);
     let whole: Vec<&Step> = (0..steps.len()).filter(|i| !last_of_epoch(*i)).map(|i| &steps[i]).collect();
     let whole = if whole.is_empty() { steps.iter().collect() } else { whole };
-    let tokens = |step: &&Step| records_of(step, records).map(|r| r.ids.len()).sum::<usize>();
+    let tokens = |step: &&Step| records_of(step, records).map(|r| r.tokens.len()).sum::<usize>();
     let sizes: Vec<usize> = whole.iter().map(tokens).collect();
     let mean = sizes.iter().sum::<usize>() as f64 / sizes.len().max(1) as f64;
     let rows: usize = whole.iter().flat_map(|s| &s.batches).map(|b| b.rows.len()).sum();
@@ -123,11 +122,13 @@ pub fn single_root(steps: &[Step], records: &[Record], roots: &[String], gates: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::corpus::Tokens;
+    use crate::train::batch::IGNORED;
     use crate::train::steps::MicroBatch;
 
     fn record(root: u32, length: usize, trained: bool) -> Record {
-        let labels = (0..length as i32).map(|i| if trained { i } else { IGNORED }).collect();
-        Record { id: format!("r{root}-{length}"), root, ids: vec![5; length], labels }
+        let labels = vec![if trained { 5 } else { IGNORED }; length];
+        Record { id: format!("r{root}-{length}"), root, tokens: Tokens::new(&vec![5; length], &labels) }
     }
 
     /// Steps of two micro-batches of one row each, in the order given.
@@ -141,7 +142,7 @@ mod tests {
         let mut records: Vec<Record> = (0..4).map(|i| record(0, 4 + i, true)).collect();
         assert!(nothing_trained(&in_order(4), &records).unwrap().contains("4 micro-batches"));
         // A label on the first token only: no position predicts it.
-        records[3].labels[1..].fill(IGNORED);
+        records[3].tokens = Tokens::new(&[5; 7], &[5, -100, -100, -100, -100, -100, -100]);
         let error = nothing_trained(&in_order(4), &records).unwrap_err();
         assert_eq!(error.code(), "gate::nothing_trained");
         assert!(error.message().contains("step 2") && error.message().contains("r0-7"), "{error}");
