@@ -38,6 +38,12 @@ def conversations(mib):
         yield row
 
 
+def cpu_seconds():
+    """Of this process and of the children that it waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def hugging_face(args):
     """One process of the peer; one JSON line."""
     from datasets import disable_progress_bars, load_dataset
@@ -46,16 +52,16 @@ def hugging_face(args):
     tokenizer = AutoTokenizer.from_pretrained(args.base)
     started = time.perf_counter()
     rows = load_dataset("json", data_files=str(args.data), split="train", cache_dir=str(args.cache))
-    loaded = time.perf_counter()
+    loaded, cpu = time.perf_counter(), cpu_seconds()
     encode = lambda row: {"input_ids": tokenizer.apply_chat_template(row["messages"], return_dict=True)["input_ids"]}
     rows = rows.map(encode, num_proc=args.processes, remove_columns=rows.column_names)
-    seconds = time.perf_counter() - loaded
+    seconds, cpu = time.perf_counter() - loaded, cpu_seconds() - cpu
     ids = rows.with_format("numpy")["input_ids"]
     with open(args.ids, "wb") as out:
         for record in ids:
             out.write(struct.pack("<I", len(record)) + record.astype("<u4").tobytes())
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
-    print(json.dumps(dict(seconds=seconds, load_seconds=loaded - started, peak_mib=peak)))
+    print(json.dumps(dict(seconds=seconds, cpu_seconds=cpu, load_seconds=loaded - started, peak_mib=peak)))
 
 
 def tunehost(args, config, folder):
@@ -69,7 +75,7 @@ def tunehost(args, config, folder):
     if status:
         sys.exit(f"tunehost failed: {output}")
     event = json.loads(output.splitlines()[-1])
-    return dict(seconds=seconds, peak_mib=usage.ru_maxrss / 1024, tokens=event["tokens"], encoded=event["encoded"])
+    return dict(seconds=seconds, cpu_seconds=usage.ru_utime + usage.ru_stime, peak_mib=usage.ru_maxrss / 1024, tokens=event["tokens"], encoded=event["encoded"])
 
 
 def cached_ids(folder):
@@ -129,12 +135,14 @@ def main():
             for run in (run_ours, run_theirs) if pair % 2 == 0 else (run_theirs, run_ours):
                 run()
         alike = list(cached_ids(folder / "ours")) == list(peer_ids(ids))
-        ratios = [b["seconds"] / a["seconds"] for a, b in zip(ours, theirs)]
+        # the time of the CPUs says more where others use them too
+        ratios, cpu_ratios = ([b[key] / a[key] for a, b in zip(ours, theirs)] for key in ["seconds", "cpu_seconds"])
         tokens = ours[0]["tokens"]
         speed = lambda results: tokens / statistics.median(result["seconds"] for result in results)
         print(f"{ours[0]['encoded']} conversations, {tokens} tokens, {args.processes} processes or threads, n = {args.pairs}: "
               f"{speed(ours):.0f} tokens/s, peer {speed(theirs):.0f}: x {statistics.median(ratios):.2f} "
-              f"({min(ratios):.2f} to {max(ratios):.2f}); peak {max(r['peak_mib'] for r in ours):.0f} MiB, "
+              f"({min(ratios):.2f} to {max(ratios):.2f}), by CPU time x {statistics.median(cpu_ratios):.2f} "
+              f"({min(cpu_ratios):.2f} to {max(cpu_ratios):.2f}); peak {max(r['peak_mib'] for r in ours):.0f} MiB, "
               f"peer {max(r['peak_mib'] for r in theirs):.0f} a process; "
               f"reading the file takes the peer another {statistics.median(r['load_seconds'] for r in theirs):.1f} s; "
               f"ids {'identical' if alike else 'DIFFER'}")

@@ -54,6 +54,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     for source in &sources {
         records.extend(corpus::first_records(&encoder, source, args.n)?);
     }
+    print("records as their files have them: no filter, cap, weight or length limit is applied")?;
     let tokenizer = encoder.tokenizer().ok();
     if let Some(path) = &args.html {
         let page = inspect::html(tokenizer, &records)?;
@@ -72,7 +73,7 @@ pub fn stats(args: &StatsArgs) -> Result<()> {
     // encoded once, at full length
     config.data.max_seq_len = usize::MAX;
     let corpus = load(&config)?;
-    let reports = lengths.into_iter().map(|length| corpus.cost_of_limit(length)).collect::<Result<Vec<_>>>()?;
+    let reports: Vec<_> = lengths.into_iter().map(|length| corpus.cost_of_limit(length)).collect();
     match args.json {
         true => print(&serde_json::to_string_pretty(&reports).expect("numbers and names are JSON")),
         false => print(&format!("{}\n{}", corpus.report.lengths(), corpus::table_of_limits(&reports))),

@@ -3,6 +3,7 @@
 use super::tree::{Node, Value, parse_flag_value};
 use super::{LimitsConfig, Origin, PLUGIN_KINDS};
 use crate::error::{Error, Result};
+use std::collections::BTreeMap;
 
 /// One flag: the key it sets and the value it sets it to.
 pub(super) struct Flag {
@@ -46,6 +47,26 @@ fn parse_plugin(text: &str) -> Result<Flag> {
     }
     let key = vec!["plugins".into(), PLUGIN_KINDS[position].into()];
     Ok(Flag { key, node: Node { value: Value::String(plugin.into()), origin: Origin::Plugins(text.into()) } })
+}
+
+/// Reads the flags `--set KEY=VALUE` of a command whose keys are a plugin's own: an object with the values as TOML reads them,
+/// and as text where it does not.
+///
+/// # Errors
+/// `usage::set`, `usage::conflict`.
+pub fn parse_settings(flags: &[String]) -> Result<serde_json::Value> {
+    let mut settings = serde_json::Map::new();
+    for flag in flags {
+        let Some((key, text)) = flag.split_once('=').filter(|(key, _)| !key.is_empty()) else {
+            return Err(Error::new("usage::set", format!("cannot read `--set {flag}`")).expected("--set KEY=VALUE"));
+        };
+        let read = toml::from_str::<BTreeMap<String, serde_json::Value>>(&format!("value = {text}"));
+        let value = read.ok().and_then(|mut table| table.remove("value")).unwrap_or_else(|| text.into());
+        if settings.insert(key.into(), value).is_some() {
+            return Err(Error::new("usage::conflict", format!("--set {key} is given twice")).help("give one of them"));
+        }
+    }
+    Ok(settings.into())
 }
 
 /// Reads the flags `--limit KEY=VALUE` of a command that has no configuration.

@@ -14,7 +14,7 @@ mod show;
 mod tree;
 mod validate;
 
-pub use flags::parse_limits;
+pub use flags::{parse_limits, parse_settings};
 pub use gates::{Action, GatesConfig};
 pub use keys::{Entry, entries};
 pub use paths::{holds_path, is_plugin_path};

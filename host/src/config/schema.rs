@@ -144,6 +144,9 @@ pub struct DataConfig {
     /// What of a conversation is trained.
     #[serde(default)]
     pub train_on: TrainOn,
+    /// Whether what the assistant thinks is trained with what it says.
+    #[serde(default = "yes")]
+    pub train_reasoning: bool,
     /// Longest record in tokens.
     pub max_seq_len: usize,
     /// What happens to a longer record.
@@ -159,6 +162,16 @@ pub struct DataConfig {
     /// folder. Decides nothing of what is computed.
     #[serde(default)]
     pub cache: Option<String>,
+    /// Which records that say the same as an earlier one are left out.
+    #[serde(default)]
+    pub dedup: Dedup,
+    /// What happens to training records that are like a held-out one.
+    #[serde(default)]
+    pub leakage: Leakage,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn held_out() -> f64 {
@@ -166,15 +179,23 @@ fn held_out() -> f64 {
 }
 
 /// How the chat template is used.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct TemplateConfig {
     /// Train with a template that is not the one the base ships.
-    #[serde(default)]
     pub accept_mismatch: bool,
     /// What a template is told when it asks for the date.
-    #[serde(default)]
     pub now: Moment,
+    /// Where a template has `{% generation %}` blocks, what they hold is what the assistant says.
+    pub generation_blocks: bool,
+    /// Put the empty thought of the template's generation prompt in front of trained turns.
+    pub empty_thought: bool,
+}
+
+impl Default for TemplateConfig {
+    fn default() -> Self {
+        Self { accept_mismatch: false, now: Moment::default(), generation_blocks: true, empty_thought: false }
+    }
 }
 
 /// What of a conversation is trained, where its messages do not say so themselves.
@@ -199,6 +220,30 @@ pub enum SplitBy {
     Content,
     /// Its id and content: copies may lie on both sides, and the evaluation says how many do.
     Record,
+}
+
+/// Which records that say the same as an earlier one, trained or held out as it is, are left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dedup {
+    /// None; they are counted.
+    #[default]
+    Off,
+    /// Those with the same content.
+    Exact,
+    /// Those, and those with nearly the same words.
+    Near,
+}
+
+/// What happens to training records with the words of a held-out one, or nearly so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Leakage {
+    /// They are trained; a warning says how many held-out records are like them, and the run folder which.
+    #[default]
+    Report,
+    /// They are left out.
+    Drop,
 }
 
 /// Files of records.
@@ -239,6 +284,9 @@ pub enum Overlong {
     /// Cut at `max_seq_len` and count what was lost.
     #[default]
     Truncate,
+    /// Make several records of a conversation, each of whole turns; one that is too long by itself, and a record that is no
+    /// conversation, is cut.
+    SplitTurns,
     /// Leave the record out and count it.
     Drop,
     /// Stop with an error that names the record.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::borrow::Cow;
 
 /// The conversation without the keys `train` and `weight`, which are not for templates, and for each message whether it
-/// is trained. A message's own word stands above `train_on`.
+/// is trained. A message's own word stands above `train_on`; a given prompt is not trained in any case.
 ///
 /// # Errors
 /// `corpus::bad_choice` for a value that is no choice, two that contradict each other, and one that cannot be kept.
@@ -30,6 +30,13 @@ pub fn choose(chat: &Chat, train_on: TrainOn) -> Result<(Cow<'_, Chat>, Vec<bool
             TrainOn::Assistant => assistant(message),
             TrainOn::LastTurn => assistant(message) && asked.is_none_or(|asked| index > asked),
         };
+        if index < chat.trained_from {
+            if said == Some(true) {
+                return Err(refuse("it stands in the prompt, which is given and not trained".into()));
+            }
+            chosen.push(false);
+            continue;
+        }
         if !assistant(message) && said.is_some_and(|said| said != by_config) {
             return Err(refuse("only what the assistant says can be chosen message by message".into()));
         }

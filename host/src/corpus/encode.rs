@@ -1,14 +1,14 @@
 //! Records to tokens and labels.
 
 use super::cache::{ENCODE_VERSION, Identity};
-use super::choice;
+use super::chat::{ChatRenderer, PromptForm, Rendered};
+use super::checks;
 use super::options::EncodeOptions;
 use super::reader::{self, Chat, Content, RawRecord};
 use super::spans::{self, EndOfTurn};
 use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer};
 use super::tokens::Tokens;
-use crate::config::TrainOn;
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::path::Path;
@@ -29,6 +29,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// How many of the first `limit` tokens are trained.
+    pub fn trained_within(&self, limit: usize) -> usize {
+        self.tokens.trained().take(limit).filter(|&trained| trained).count()
+    }
+
     /// How many tokens are trained.
     pub fn trained_tokens(&self) -> usize {
         self.tokens.trained().filter(|&trained| trained).count()
@@ -38,20 +43,10 @@ impl Record {
 /// Tokenizer and template of a run.
 pub struct Encoder {
     tokenizer: Option<Tokenizer>,
-    template: Option<ChatTemplate>,
-    end_of_turn: Option<EndOfTurn>,
+    chat: Option<ChatRenderer>,
     base: String,
     vocab_size: usize,
     options: EncodeOptions,
-}
-
-/// Which prompt a conversation gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PromptForm {
-    /// The template's generation prompt, as servers render it.
-    Generation,
-    /// What stands in front of an assistant's words in training, without what only the generation prompt has.
-    Training,
 }
 
 impl Encoder {
@@ -61,7 +56,7 @@ impl Encoder {
     ///
     /// # Errors
     /// `corpus::bad_tokenizer`, `corpus::tokenizer_mismatch`, `corpus::no_tokenizer`, `corpus::no_template`, `corpus::bad_template`,
-    /// `corpus::split_end_of_turn`, `corpus::double_bos`.
+    /// `corpus::split_turn_token`, `corpus::double_bos`, and those of [`ChatRenderer::new`].
     pub fn open(base: &Path, template: Option<&str>, vocab_size: usize, options: EncodeOptions) -> Result<Self> {
         let tokenizer = Tokenizer::open(base)?;
         let base_name = base.display().to_string();
@@ -74,12 +69,13 @@ impl Encoder {
             return Err(Error::new("corpus::tokenizer_mismatch", message)
                 .help("the tokenizer is of another model: take the tokenizer.json that was published with this one"));
         }
-        let mut encoder = Self { tokenizer, template: None, end_of_turn: None, base: base_name, vocab_size, options };
+        let mut encoder = Self { tokenizer, chat: None, base: base_name, vocab_size, options };
         if let Some(choice) = template {
             let tokenizer = encoder.tokenizer()?;
             let template = ChatTemplate::open(choice, base, tokenizer, options.now)?;
-            encoder.end_of_turn = EndOfTurn::find(&template, tokenizer)?;
-            encoder.template = Some(template);
+            let chat = ChatRenderer::new(template, tokenizer, options)?;
+            checks::turn_tokens(chat.template(), tokenizer)?;
+            encoder.chat = Some(chat);
             encoder.render_prompt(&greeting(), PromptForm::Training)?;
         }
         Ok(encoder)
@@ -114,9 +110,19 @@ impl Encoder {
         })
     }
 
+    /// Rows of the model's embedding.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The base's folder, as it was named.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
     /// The chat template, if the run has one.
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
+        self.chat.as_ref().map(ChatRenderer::template)
     }
 
     /// What decides, beside tokenizer and template, which tokens and labels a record becomes.
@@ -126,7 +132,7 @@ impl Encoder {
 
     /// The token that ends an assistant's turn, where there is a template and it has one.
     pub fn end_of_turn(&self) -> Option<&EndOfTurn> {
-        self.end_of_turn.as_ref()
+        self.chat.as_ref().and_then(ChatRenderer::end_of_turn)
     }
 
     /// The tokens of a conversation whose next turn is the assistant's. `messages` is the list that a record's
@@ -137,14 +143,9 @@ impl Encoder {
         Ok(self.encode_rendering(&text)?.ids)
     }
 
-    fn prompt_text(&self, chat: &Chat, form: PromptForm) -> Result<String> {
-        let template = self.require_template()?;
-        match form {
-            PromptForm::Training => spans::trained_prompt(template, chat),
-            PromptForm::Generation => {
-                template.render(&spans::values(&chat.messages), &minijinja::Value::from_serialize(&chat.tools), true)
-            }
-        }
+    /// The text of that prompt.
+    pub(super) fn prompt_text(&self, chat: &Chat, form: PromptForm) -> Result<String> {
+        self.require_chat()?.prompt(chat, form)
     }
 
     /// The record's tokens and labels at full length.
@@ -174,7 +175,7 @@ impl Encoder {
     /// The tokens of `content` at full length. They depend on it and on [`Encoder::identity`] alone.
     pub(super) fn tokens(&self, content: &Content) -> Result<Tokens> {
         let (ids, mut labels) = match content {
-            Content::Chat(chat) => self.chat(chat)?,
+            Content::Chat(chat) => self.labelled(self.require_chat()?.render(chat)?)?,
             Content::Text(text) => {
                 let tokenizer = self.tokenizer()?;
                 let mut ids = tokenizer.encode(text)?.ids;
@@ -190,9 +191,7 @@ impl Encoder {
                 (ids.clone(), labels.clone().unwrap_or_else(all))
             }
         };
-        if let Some(first) = labels.first_mut() {
-            *first = NOT_TRAINED;
-        }
+        forget_first(&mut labels);
         Ok(Tokens::new(&ids, &labels))
     }
 
@@ -203,7 +202,7 @@ impl Encoder {
             tokenizer_sha256: tokenizer.sha256().to_string(),
             special_tokens: tokenizer.special_tokens().clone(),
             text_bos: tokenizer.text_bos(),
-            template_sha256: self.template.as_ref().map(|template| template.info().sha256.clone()),
+            template_sha256: self.template().map(|template| template.info().sha256.clone()),
             options: serde_json::to_value(self.options).expect("options are names and numbers"),
         })
     }
@@ -224,28 +223,27 @@ impl Encoder {
         Ok((ids, labels))
     }
 
-    fn chat(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<i32>)> {
-        let template = self.require_template()?;
-        let (chat, chosen) = choice::choose(chat, self.options.train_on)?;
-        let tools = minijinja::Value::from_serialize(&chat.tools);
-        let whole = template.render(&spans::values(&chat.messages), &tools, false)?;
-        let Encoded { ids, offsets } = self.encode_rendering(&whole)?;
-        let label = |trained: bool, id: u32| if trained { id as i32 } else { NOT_TRAINED };
-        let all = self.options.train_on == TrainOn::All;
-        let mut labels: Vec<i32> = ids.iter().map(|&id| label(all, id)).collect();
-        // Where everything is trained there is nothing to find.
-        let found = match all && chosen.iter().all(|&chosen| chosen) {
-            true => Vec::new(),
-            false => spans::trained(template, self.end_of_turn.as_ref(), &chat, &whole)?,
-        };
-        for spans::Span { message, bytes: span } in found.into_iter().filter(|span| chosen[span.message] != all) {
-            let tokens = tokens_within(&offsets, &span);
-            if !covers(&offsets[tokens.clone()], &span, &whole) {
-                let message = format!("tokens reach across an end of {:?}", &whole[span]);
-                return Err(Error::new("corpus::undecidable_spans", message));
+    /// A part of a conversation, trained as `chosen` says of its messages.
+    ///
+    /// # Errors
+    /// `corpus::template_failed`, `corpus::undecidable_spans`, `corpus::double_bos`.
+    pub(super) fn encode_part(&self, chat: &Chat, chosen: &[bool], id: String, root: u32) -> Result<Record> {
+        let (ids, mut labels) = self.labelled(self.require_chat()?.render_chosen(chat, chosen)?)?;
+        forget_first(&mut labels);
+        Ok(Record { id, root, tokens: Tokens::new(&ids, &labels) })
+    }
+
+    fn labelled(&self, rendered: Rendered) -> Result<(Vec<u32>, Vec<i32>)> {
+        let Rendered { text, trained } = rendered;
+        let Encoded { ids, offsets } = self.encode_rendering(&text)?;
+        let mut labels = vec![NOT_TRAINED; ids.len()];
+        for bytes in trained {
+            let tokens = tokens_within(&offsets, &bytes);
+            if !covers(&offsets[tokens.clone()], &bytes, &text) {
+                return Err(spans::undecidable(&format!("tokens reach across an end of {:?}", &text[bytes])));
             }
             for t in tokens {
-                labels[t] = label(chosen[message], ids[t]);
+                labels[t] = ids[t] as i32;
             }
         }
         Ok((ids, labels))
@@ -270,73 +268,23 @@ impl Encoder {
         Ok(encoded)
     }
 
-    fn require_template(&self) -> Result<&ChatTemplate> {
-        self.template.as_ref().ok_or_else(|| {
+    fn require_chat(&self) -> Result<&ChatRenderer> {
+        self.chat.as_ref().ok_or_else(|| {
             Error::new("corpus::no_template", "the corpus has `messages` and the run names no chat template")
                 .help("set `data.template` to a template file, or to \"base\" for the one the base ships")
         })
     }
+}
 
-    /// What may be wrong with the tokenizer and the template although they work; each one a sentence.
-    pub fn warnings(&self) -> Result<Vec<String>> {
-        let mut warnings = Vec::new();
-        let Some(tokenizer) = &self.tokenizer else { return Ok(warnings) };
-        if tokenizer.id_bound() > self.vocab_size {
-            warnings.push(format!(
-                "the tokenizer knows ids up to {}, the model's vocabulary has {}",
-                tokenizer.id_bound() - 1,
-                self.vocab_size
-            ));
-        }
-        let pad = tokenizer.special_id("pad_token");
-        let eos = tokenizer.special_id("eos_token");
-        if pad.is_some() && pad == eos {
-            warnings
-                .push("the pad token is also the eos token: other tools that mask padding will not train it".into());
-        }
-        let Some(template) = &self.template else { return Ok(warnings) };
-        let origin = &template.info().origin;
-        if template.info().differs_from_base() {
-            warnings.push(format!("{origin} is not the template the base ships: serve with the one trained with"));
-        }
-        if let Some(now) = template.info().now {
-            warnings.push(format!("{origin} prints the date, which is {now} for every record: template.now"));
-        }
-        match &self.end_of_turn {
-            None => warnings.push(format!("{origin} ends an assistant's turn with no token: the model learns no end")),
-            Some(end) => {
-                if pad == Some(end.id) && pad != eos {
-                    warnings.push(format!("the pad token is also {}, which ends a turn and is trained", end.text));
-                }
-                let stops =
-                    super::read_json(&Path::new(&self.base).join("generation_config.json"))?.unwrap_or_default();
-                let stops = match &stops["eos_token_id"] {
-                    serde_json::Value::Array(list) => list.clone(),
-                    other => vec![other.clone()],
-                };
-                if eos != Some(end.id) && !stops.contains(&end.id.into()) {
-                    warnings.push(format!(
-                        "{origin} ends turns with {}, which is neither the eos token nor in generation_config.json: \
-                         servers will not stop there",
-                        end.text
-                    ));
-                }
-            }
-        }
-        let chat = reader::chat("prompt", greeting(), serde_json::Value::Null)?;
-        let (training, generation) =
-            (self.prompt_text(&chat, PromptForm::Training)?, self.prompt_text(&chat, PromptForm::Generation)?);
-        match generation.strip_prefix(training.as_str()) {
-            Some("") => {}
-            Some(extra) => warnings
-                .push(format!("{origin}: the generation prompt ends in {extra:?}, which no trained turn begins with")),
-            None => warnings.push(format!("{origin}: the generation prompt is not how a trained turn begins")),
-        }
-        Ok(warnings)
+/// Nothing stands before the first token that could predict it.
+fn forget_first(labels: &mut [i32]) {
+    if let Some(first) = labels.first_mut() {
+        *first = NOT_TRAINED;
     }
 }
 
-fn greeting() -> serde_json::Value {
+/// A conversation that every template renders.
+pub(super) fn greeting() -> serde_json::Value {
     serde_json::json!([{"role": "user", "content": "Hello."}])
 }
 
@@ -356,47 +304,12 @@ fn covers(tokens: &[Range<usize>], span: &Range<usize>, text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures;
+    use super::super::fixtures::{
+        self, BaseFiles, VOCABULARY, encode, encoder, encoder_with, other_encoder, trained_text,
+    };
     use super::*;
+    use crate::config::TrainOn;
     use serde_json::{Value, json};
-
-    const VOCABULARY: usize = 2048;
-
-    fn encoder() -> Encoder {
-        encoder_with(EncodeOptions::default())
-    }
-
-    fn encoder_with(options: EncodeOptions) -> Encoder {
-        Encoder::open(&fixtures::path("tiny-base"), Some("base"), VOCABULARY, options).unwrap()
-    }
-
-    /// The tiny base with another template, and its tokenizer changed by `change`.
-    fn other_encoder(template: &str, change: impl FnOnce(&mut Value)) -> Result<Encoder> {
-        let folder = tempfile::tempdir().unwrap();
-        let mut tokenizer = fixtures::json("tiny-base/tokenizer.json");
-        change(&mut tokenizer);
-        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-        let config = fixtures::path("tiny-base/tokenizer_config.json");
-        std::fs::copy(config, folder.path().join("tokenizer_config.json")).unwrap();
-        let file = folder.path().join("chat.jinja");
-        std::fs::write(&file, template).unwrap();
-        Encoder::open(folder.path(), file.to_str(), VOCABULARY, EncodeOptions::default())
-    }
-
-    fn encode(encoder: &Encoder, record: &Value) -> Result<Record> {
-        let path = Path::new("talk.jsonl");
-        encoder.encode(
-            path,
-            0,
-            &reader::parse_row(path, 1, record.to_string().as_bytes(), &Default::default())?.unwrap(),
-        )
-    }
-
-    fn trained_text(encoder: &Encoder, record: &Record) -> String {
-        let ids: Vec<u32> =
-            record.tokens.labels().into_iter().filter(|&l| l != NOT_TRAINED).map(|l| l as u32).collect();
-        encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
-    }
 
     #[test]
     fn ids_and_labels_equal_those_made_part_by_part_in_python() {
@@ -453,8 +366,8 @@ mod tests {
 
     #[test]
     fn row_6_there_is_one_bos_token() {
-        let adds_bos = |tokenizer: &mut Value| {
-            tokenizer["post_processor"] = json!({"type": "TemplateProcessing",
+        let adds_bos = |base: &mut BaseFiles| {
+            base.tokenizer["post_processor"] = json!({"type": "TemplateProcessing",
                 "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
                 "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
                 "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}});
@@ -462,7 +375,7 @@ mod tests {
         let turns = "{% for m in messages %}<|turn>{{ m.content }}<turn|>\n{% endfor %}";
         let messages = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
         for template in [turns.to_string(), format!("{{{{ bos_token }}}}{turns}")] {
-            let encoder = other_encoder(&template, adds_bos).unwrap();
+            let encoder = other_encoder(&template, EncodeOptions::default(), adds_bos).unwrap();
             let record = encode(&encoder, &messages).unwrap();
             assert_eq!(record.tokens.ids().into_iter().filter(|&id| id == 2).count(), 1);
             assert_eq!(record.tokens.ids()[0], 2);
@@ -470,7 +383,9 @@ mod tests {
         }
         let text = encode(&encoder(), &json!({"text": "<bos>a"})).unwrap();
         assert_eq!(text.tokens, encode(&encoder(), &json!({"text": "a"})).unwrap().tokens);
-        let error = other_encoder(&format!("{{{{ bos_token }}}}<bos>{turns}"), adds_bos).err().unwrap();
+        let error = other_encoder(&format!("{{{{ bos_token }}}}<bos>{turns}"), EncodeOptions::default(), adds_bos)
+            .err()
+            .unwrap();
         assert_eq!(error.code(), "corpus::double_bos");
     }
 
@@ -536,12 +451,8 @@ mod tests {
     fn a_template_that_prints_the_date_prints_the_configured_one() {
         let source = "{% for m in messages %}{{ m.content }}<turn|>{% endfor %}{{ strftime_now('%d/%m/%Y %H:%M') }}";
         let text = |now: &str| {
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join("dated.jinja");
-            std::fs::write(&file, source).unwrap();
             let options = EncodeOptions { now: now.parse().unwrap(), ..EncodeOptions::default() };
-            let base = fixtures::path("tiny-base");
-            let encoder = Encoder::open(&base, file.to_str(), VOCABULARY, options).unwrap();
+            let encoder = other_encoder(source, options, |_| {}).unwrap();
             assert!(encoder.warnings().unwrap().iter().any(|w| w.contains(&format!("which is {now} for every"))));
             let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
             let record = encode(&encoder, &json!({"messages": messages})).unwrap();
@@ -581,25 +492,5 @@ mod tests {
         assert_eq!(text(PromptForm::Generation), format!("{training}<|channel>thought\n<channel|>"));
         let warnings = encoder.warnings().unwrap();
         assert!(warnings.len() == 1 && warnings[0].contains("<|channel>thought"), "{warnings:?}");
-    }
-
-    #[test]
-    fn an_end_of_turn_at_which_servers_do_not_stop_and_a_foreign_template_are_warned_of() {
-        let template = "{{ '<pad>' if add_generation_prompt else bos_token }}{% for m in messages %}{{ m.content }}<mask>{% endfor %}{{ strftime_now('%Y') }}";
-        let warnings = other_encoder(template, |_| {}).unwrap().warnings().unwrap().join("\n");
-        for part in ["ends turns with <mask>", "prints the date", "not how a trained turn begins"] {
-            assert!(warnings.contains(part), "{part}: {warnings}");
-        }
-        let stale = fixtures::path("templates/forcepusher-gemma4.jinja");
-        let stale =
-            Encoder::open(&fixtures::path("tiny-base"), stale.to_str(), VOCABULARY, EncodeOptions::default()).unwrap();
-        assert!(stale.template().unwrap().info().differs_from_base());
-        assert!(stale.warnings().unwrap()[0].contains("not the template the base ships"));
-        let error = stale.require_base_template().unwrap_err();
-        assert_eq!(error.code(), "corpus::template_mismatch");
-        let info = stale.template().unwrap().info();
-        assert!(error.message().contains(&info.sha256), "{error}");
-        assert!(error.message().contains(info.base_sha256.as_ref().unwrap()), "{error}");
-        encoder().require_base_template().unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! One file's records, encoded on all cores, chunk by chunk.
 
 use super::cache::CachedEncoder;
+use super::duplicates::Sketch;
 use super::encode::Record;
 use super::reader::{self, Columns, RawRecord};
 use super::{FileInfo, split};
@@ -24,6 +25,8 @@ pub struct Line {
     pub json: String,
     /// What the held-out split goes by.
     pub key: u64,
+    /// What it is compared with other records by.
+    pub sketch: Sketch,
 }
 
 /// The file that lines stand in.
@@ -49,7 +52,7 @@ pub fn encode_file(
     mut each: impl FnMut(&mut CachedEncoder, Vec<Encoded>, u64) -> Result<()>,
 ) -> Result<FileInfo> {
     let path = file.path;
-    let mut rows = reader::Rows::open(path)?;
+    let mut rows = reader::Rows::open(path, file.columns)?;
     let (format, compression) = (rows.format(), rows.compression());
     let mut records = 0;
     loop {
@@ -64,7 +67,7 @@ pub fn encode_file(
     }
     if records == 0 {
         return Err(Error::new("corpus::empty_file", format!("{} has no records", path.display()))
-            .expected("JSON objects, one a line or in an array"));
+            .expected("JSON objects, one a line or in an array, or the rows of a Parquet file"));
     }
     let (bytes, sha256) = rows.finish()?;
     Ok(FileInfo { path: path.into(), root: String::new(), format, compression, bytes, sha256, records })
@@ -77,7 +80,8 @@ pub fn encode_lines(encoder: &mut CachedEncoder, file: Place, lines: Vec<(u64, V
         Some(raw.map(|raw| {
             let json = String::from_utf8(bytes).expect("a line that was parsed is UTF-8").trim().to_string();
             let key = split::key(file.by, &raw.id, &raw.content);
-            (Line { id: raw.id.clone(), named: raw.named, line, json, key }, raw)
+            let sketch = Sketch::of(&raw.content);
+            (Line { id: raw.id.clone(), named: raw.named, line, json, key, sketch }, raw)
         }))
     };
     let parsed: Vec<Result<(Line, RawRecord)>> = lines.into_par_iter().filter_map(parse).collect();

@@ -22,12 +22,13 @@ pub struct TruncationReport {
     pub refused: Vec<Refusal>,
 }
 
-/// One root's account. `tokens` = kept + cut + dropped + untrained, `trained_tokens` = kept + lost.
+/// One root's account, of what a run trains from: caps and weights are applied before, and copies count. `tokens` = kept + cut +
+/// dropped + untrained, `trained_tokens` = kept + lost.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RootReport {
     /// The root.
     pub root: String,
-    /// Records read.
+    /// Records.
     pub records: u64,
     /// Their tokens before the limit.
     pub tokens: u64,
@@ -59,6 +60,10 @@ pub struct RootReport {
     pub tokens_untrained: u64,
     /// The first ids of those.
     pub untrained_ids: Vec<String>,
+    /// Conversations that were split at their turns, before the source's cap and weight.
+    pub conversations_split: u64,
+    /// Records that they became; all other numbers are of these.
+    pub parts: u64,
     /// Trained tokens lost by cutting and dropping.
     pub trained_tokens_lost: u64,
     /// `trained_tokens_lost / trained_tokens`.
@@ -96,12 +101,30 @@ impl LengthLimit {
     /// `corpus::overlong` under [`Overlong::Error`].
     pub fn apply(&mut self, mut record: Record) -> Result<Option<Record>> {
         let limit = self.report.max_seq_len;
-        let (length, trained) = (record.tokens.len(), record.trained_tokens());
+        let length = record.tokens.len();
         if length > limit && self.report.overlong == Overlong::Error {
             let message = format!("record {:?} has {length} tokens, data.max_seq_len is {limit}", record.id);
             return Err(Error::new("corpus::overlong", message)
-                .help("set data.overlong to \"truncate\" or \"drop\" to go on without the rest"));
+                .help("set data.overlong to \"truncate\", \"split-turns\" or \"drop\" to go on without the rest"));
         }
+        if !self.count(&record) {
+            return Ok(None);
+        }
+        record.tokens.truncate(limit);
+        Ok(Some(record))
+    }
+
+    /// Whether the limit leaves something of the record to train.
+    pub fn leaves(&self, record: &Record) -> bool {
+        let limit = self.report.max_seq_len;
+        let dropped = record.tokens.len() > limit && self.report.overlong == Overlong::Drop;
+        !dropped && record.trained_within(limit) > 0
+    }
+
+    /// Notes what the limit makes of the record, and says whether it leaves something to train.
+    pub fn count(&mut self, record: &Record) -> bool {
+        let limit = self.report.max_seq_len;
+        let (length, trained) = (record.tokens.len(), record.trained_tokens());
         self.lengths[record.root as usize].push(length);
         let root = &mut self.report.roots[record.root as usize];
         root.records += 1;
@@ -111,26 +134,32 @@ impl LengthLimit {
             root.records_dropped += 1;
             root.tokens_dropped += length as u64;
             root.trained_tokens_lost += trained as u64;
-            return Ok(None);
+            return false;
         }
-        record.tokens.truncate(limit);
-        let left = record.trained_tokens();
+        let left = record.trained_within(limit);
         root.trained_tokens_lost += (trained - left) as u64;
         if left == 0 {
             root.records_untrained += 1;
             root.tokens_untrained += length as u64;
             if root.untrained_ids.len() < IDS_LISTED {
-                root.untrained_ids.push(record.id);
+                root.untrained_ids.push(record.id.clone());
             }
-            return Ok(None);
+            return false;
         }
         root.records_kept += 1;
-        root.tokens_kept += record.tokens.len() as u64;
-        if record.tokens.len() < length {
+        root.tokens_kept += length.min(limit) as u64;
+        if length > limit {
             root.records_cut += 1;
-            root.tokens_cut += (length - record.tokens.len()) as u64;
+            root.tokens_cut += (length - limit) as u64;
         }
-        Ok(Some(record))
+        true
+    }
+
+    /// Notes that a conversation was split into `parts` records.
+    pub fn split(&mut self, root: u32, parts: usize) {
+        let root = &mut self.report.roots[root as usize];
+        root.conversations_split += 1;
+        root.parts += parts as u64;
     }
 
     /// Notes a record that could not be encoded.
@@ -206,6 +235,10 @@ impl fmt::Display for TruncationReport {
                 root.records_dropped,
                 root.records_untrained,
             )?;
+        }
+        for root in self.roots.iter().filter(|root| root.conversations_split > 0) {
+            let RootReport { root, conversations_split, parts, .. } = root;
+            writeln!(f, "{root}: {conversations_split} conversations split at their turns into {parts} records")?;
         }
         if !self.refused.is_empty() {
             writeln!(f, "{} records refused; truncation-report.json names them", self.refused.len())?;

@@ -1,6 +1,7 @@
 //! The whole path from the sources of a configuration to the records of a run.
 
 use super::cache::{self, CachedEncoder};
+use super::duplicates::{Duplicates, Entry};
 use super::encode::{Encoder, Record};
 use super::file::{Encoded, Line, Place, encode_file, encode_lines};
 use super::filter::{Filtering, Judged};
@@ -8,12 +9,15 @@ use super::length::LengthLimit;
 use super::options::EncodeOptions;
 use super::reader;
 use super::weigh::{Keyed, weigh};
-use super::{CacheUse, Corpus, FileInfo, split};
-use crate::config::{DataConfig, SourceConfig, TemplateConfig};
+use super::{CacheUse, Corpus, FileInfo, split, turns};
+use crate::config::{DataConfig, Overlong, SourceConfig, TemplateConfig};
 use crate::error::{Error, Result};
 use crate::plugins::{CorpusFilter, Verdict};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+
+/// Records that are cut to the length limit before the pages that hold their tokens are given back.
+const LIMITED_AT_ONCE: usize = 4096;
 
 /// Reads, renders, tokenises, filters, cuts and splits all sources of `config` for the model in the folder `base`, whose
 /// embedding has `vocab_size` rows. `progress` is told how many bytes of the files, as they lie on disk, are done, of how many.
@@ -51,25 +55,44 @@ pub fn load(
         progress: Progress::new(&files_of, progress),
         places: HashMap::new(),
         paths: Vec::new(),
+        parts: HashMap::new(),
         read: HashMap::new(),
         train: Vec::new(),
         held_out: Vec::new(),
+        entries: Vec::new(),
     };
     let mut files = Vec::new();
-    let mut sources = Vec::new();
-    let mut train = Vec::new();
-    let mut held_out = Vec::new();
+    let mut read = Vec::new();
     for (source, paths) in config.sources.iter().zip(files_of) {
         let root = roots.iter().position(|root| *root == source.root).unwrap_or_default();
         let first = files.len();
         for path in paths {
             files.push(loader.file(&mut cached, source, path, root as u32)?);
         }
-        sources.push(weigh(source, &files[first..], &mut loader.train, &mut loader.held_out)?);
-        train.extend(loader.train.drain(..).map(|(_, record)| record));
-        held_out.append(&mut loader.held_out);
+        let records = (std::mem::take(&mut loader.train), std::mem::take(&mut loader.held_out));
+        read.push((source, first..files.len(), records));
     }
-    let Loader { filtering, limit, .. } = loader;
+    let duplicates = Duplicates::find(std::mem::take(&mut loader.entries), &roots, config.dedup, config.leakage);
+    let left_out = duplicates.left_out();
+    let mut sources = Vec::new();
+    let mut train = Vec::new();
+    let mut held_out = Vec::new();
+    for (source, of_source, (mut to_train, mut to_hold_out)) in read {
+        for records in [&mut to_train, &mut to_hold_out] {
+            records.retain(|(_, record)| !left_out.contains(loader.origin(&record.id)));
+        }
+        sources.push(weigh(source, &files[of_source], &mut to_train, &mut to_hold_out)?);
+        for (at, (_, record)) in to_train.into_iter().enumerate() {
+            train.extend(loader.limited(record)?);
+            if at % LIMITED_AT_ONCE == 0 {
+                cached.release_all();
+            }
+        }
+        for (key, record) in to_hold_out {
+            held_out.extend(loader.limited(record)?.map(|record| (key, record)));
+        }
+        cached.release_all();
+    }
     held_out.sort_by_key(|(key, record): &(u64, Record)| (record.root, *key));
     let held_out: Vec<Record> = held_out.into_iter().map(|(_, record)| record).collect();
     let mut warnings = encoder.warnings()?;
@@ -86,9 +109,19 @@ pub fn load(
     }
     let mut ids = HashSet::new();
     if let Some(copy) = train.iter().chain(&held_out).find(|record| !ids.insert(record.id.as_str())) {
-        let message = format!("a source's weight makes a copy called {:?}, which is a record's own id", copy.id);
+        let message = format!("a copy or a part of a record is called {:?}, which is a record's own id", copy.id);
         return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus"));
     }
+    ids.extend(loader.parts.values().map(String::as_str));
+    let duplicates = duplicates.finish(&ids);
+    if duplicates.leaked() > 0 {
+        let (leaked, all) = (duplicates.leaked(), held_out.len());
+        warnings.push(format!(
+            "held-out records that a trained one is like: {leaked} of {all}, so that their loss says less; \
+             data.leakage = \"drop\" leaves those trained ones out"
+        ));
+    }
+    let Loader { filtering, limit, .. } = loader;
     let report = limit.finish();
     if !report.refused.is_empty() {
         let first = &report.refused[0].reason;
@@ -103,6 +136,7 @@ pub fn load(
         files,
         sources,
         cache,
+        duplicates,
         template: encoder.template().map(|template| template.info().clone()),
         tokenizer_sha256: encoder.tokenizer().ok().map(|tokenizer| tokenizer.sha256().to_string()),
         warnings,
@@ -204,12 +238,16 @@ struct Loader<'a> {
     places: HashMap<String, (u32, u64)>,
     /// The files so far.
     paths: Vec<PathBuf>,
-    /// Which source reads each file.
+    /// The record that a part of one belongs to.
+    parts: HashMap<String, String>,
+    /// Which source reads each file, by its canonical path.
     read: HashMap<PathBuf, PathBuf>,
     /// What the source at hand has to train on.
     train: Keyed,
     /// What is held out of it.
     held_out: Keyed,
+    /// What all sources so far have, for comparison.
+    entries: Vec<Entry>,
 }
 
 /// What became of one file's records.
@@ -228,7 +266,9 @@ impl Loader<'_> {
         path: PathBuf,
         root: u32,
     ) -> Result<FileInfo> {
-        if let Some(other) = self.read.insert(path.clone(), source.path.clone()) {
+        // one file may be written, or linked, in many ways; one that is missing is told when it is opened
+        let file = path.canonicalize().unwrap_or_else(|_| path.clone());
+        if let Some(other) = self.read.insert(file, source.path.clone()) {
             let message = format!("{}: the source {} reads it already", path.display(), other.display());
             return Err(Error::new("corpus::file_twice", message).expected("each file once"));
         }
@@ -311,7 +351,7 @@ impl Loader<'_> {
         for ((line, record), verdict) in lines.into_iter().zip(verdicts) {
             let place = place(source, line.line);
             match verdict {
-                Verdict::Keep => self.keep(line.key, record, &place, tally)?,
+                Verdict::Keep => self.keep(encoder.encoder(), &line, source, record, tally)?,
                 Verdict::Drop(reason) => {
                     tally
                         .left_out
@@ -323,22 +363,62 @@ impl Loader<'_> {
                         .expect("a JSON object is not blank")
                         .and_then(|(replaced, record)| Ok((replaced, record?)))
                         .map_err(|error| self.filtering.untrainable(&line.id, &place, error))?;
-                    self.keep(replaced.key, Record { id: line.id, ..record }, &place, tally)?;
+                    let record = Record { id: line.id.clone(), ..record };
+                    self.keep(encoder.encoder(), &Line { id: line.id, ..replaced }, source, record, tally)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn keep(&mut self, key: u64, record: Record, place: &str, tally: &mut Tally) -> Result<()> {
-        if let Some(record) = self.limit.apply(record).map_err(|e| e.at(place))? {
-            tally.kept += 1;
-            match split::is_held_out(key, self.config.held_out) {
-                true => self.held_out.push((key, record)),
-                false => self.train.push((key, record)),
+    fn keep(
+        &mut self,
+        encoder: &Encoder,
+        line: &Line,
+        source: &SourceConfig,
+        record: Record,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let (root, limit) = (record.root, self.config.max_seq_len);
+        let held_out = split::is_held_out(line.key, self.config.held_out);
+        let sketch = line.sketch.clone();
+        self.entries.push(Entry { id: record.id.clone(), root, held_out, sketch });
+        let mut records = vec![record];
+        if self.config.overlong == Overlong::SplitTurns && records[0].tokens.len() > limit {
+            records = match turns::split(encoder, line, source, records.remove(0), limit) {
+                Err(error) if error.code() == "corpus::undecidable_spans" => {
+                    self.limit.refuse(line.id.clone(), root, error.message().to_string());
+                    return Ok(());
+                }
+                parts => parts?,
+            };
+            if records.len() > 1 {
+                self.limit.split(root, records.len());
+                self.parts.extend(records.iter().map(|part| (part.id.clone(), line.id.clone())));
+            }
+        }
+        for record in records {
+            tally.kept += usize::from(self.limit.leaves(&record));
+            match held_out {
+                true => self.held_out.push((line.key, record)),
+                false => self.train.push((line.key, record)),
             }
         }
         Ok(())
+    }
+
+    /// The record that the record `id` is, or is a part of.
+    fn origin<'a>(&'a self, id: &'a str) -> &'a str {
+        self.parts.get(id).map_or(id, String::as_str)
+    }
+
+    /// The record within the length limit; `None` where nothing is left to train.
+    fn limited(&mut self, record: Record) -> Result<Option<Record>> {
+        let id = record.id.clone();
+        self.limit.apply(record).map_err(|error| match self.places.get(&id) {
+            Some((path, line)) => error.at(&format!("{}:{line}", self.paths[*path as usize].display())),
+            None => error.at(&id),
+        })
     }
 }
 

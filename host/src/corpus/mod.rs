@@ -2,8 +2,12 @@
 //!
 //! [`load()`] is the whole path. Nothing here knows how records are ordered or batched.
 
+mod blocks;
 pub mod cache;
+mod chat;
+mod checks;
 mod choice;
+mod duplicates;
 mod encode;
 mod file;
 mod filter;
@@ -17,11 +21,15 @@ mod reader;
 mod spans;
 mod split;
 mod template;
+mod thoughts;
 mod tokenizer;
 mod tokens;
+mod turns;
 mod weigh;
 
-pub use encode::{Encoder, NOT_TRAINED, PromptForm, Record};
+pub use chat::PromptForm;
+pub use duplicates::{DuplicateReport, Likeness, RootDuplicates};
+pub use encode::{Encoder, NOT_TRAINED, Record};
 pub use filter::{FilterReport, Filtered, RootFiltered};
 pub use length::{Refusal, RootReport, TruncationReport, table_of_limits};
 pub use load::{Filled, cache_folder, fill_cache, load};
@@ -29,6 +37,7 @@ pub use moment::Moment;
 pub use options::EncodeOptions;
 pub use reader::{COLUMNS, Compression, Format};
 pub use spans::EndOfTurn;
+pub(crate) use template::shipped_template;
 pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
 pub use tokens::Tokens;
@@ -62,6 +71,8 @@ pub struct Corpus {
     pub sources: Vec<SourceReport>,
     /// What the encode cache did, where there is one.
     pub cache: Option<CacheUse>,
+    /// Which records say the same.
+    pub duplicates: DuplicateReport,
     /// The chat template, where the run names one.
     pub template: Option<TemplateInfo>,
     /// sha256 of the base's `tokenizer.json`, where it has one.
@@ -102,10 +113,10 @@ impl Corpus {
 
     /// What a limit of `max_seq_len` tokens would cost this corpus, if it cut longer records; the corpus was loaded
     /// without one.
-    pub fn cost_of_limit(&self, max_seq_len: usize) -> Result<TruncationReport> {
+    pub fn cost_of_limit(&self, max_seq_len: usize) -> TruncationReport {
         let mut limit = LengthLimit::new(max_seq_len, Overlong::Truncate, &self.roots);
         for record in self.train.iter().chain(&self.held_out) {
-            limit.apply(record.clone())?;
+            limit.count(record);
         }
         let mut report = limit.finish();
         for (root, uncut) in report.roots.iter_mut().zip(&self.report.roots) {
@@ -115,7 +126,7 @@ impl Corpus {
             root.records_untrained += uncut.records_untrained;
             root.tokens_untrained += uncut.tokens_untrained;
         }
-        Ok(report)
+        report
     }
 
     /// For each of `records`, whether a training record has the very same tokens.
@@ -162,7 +173,7 @@ pub fn first_records(encoder: &Encoder, source: &SourceConfig, count: usize) -> 
 }
 
 fn first_of_file(encoder: &Encoder, path: &Path, columns: &Columns, count: usize) -> Result<Vec<Record>> {
-    let mut rows = reader::Rows::open(path)?;
+    let mut rows = reader::Rows::open(path, columns)?;
     let mut records = Vec::new();
     loop {
         let chunk = rows.next_chunk()?;
@@ -199,10 +210,65 @@ fn read_json(path: &Path) -> Result<Option<serde_json::Value>> {
     Ok(Some(value))
 }
 
-/// The committed base, corpus and templates.
+/// The committed base, corpus and templates, and what encodes with them.
 #[cfg(test)]
 mod fixtures {
     use super::*;
+    use serde_json::Value;
+
+    /// Rows of the tiny base's embedding.
+    pub const VOCABULARY: usize = 2048;
+
+    /// What a base says of its tokens.
+    pub struct BaseFiles {
+        pub tokenizer: Value,
+        pub tokenizer_config: Value,
+        pub generation_config: Value,
+    }
+
+    pub fn encoder() -> Encoder {
+        encoder_with(EncodeOptions::default())
+    }
+
+    pub fn encoder_with(options: EncodeOptions) -> Encoder {
+        Encoder::open(&path("tiny-base"), Some("base"), VOCABULARY, options).unwrap()
+    }
+
+    /// The tiny base with another template, and its files changed by `change`.
+    pub fn other_encoder(
+        template: &str,
+        options: EncodeOptions,
+        change: impl FnOnce(&mut BaseFiles),
+    ) -> Result<Encoder> {
+        let [tokenizer, tokenizer_config, generation_config] =
+            ["tokenizer", "tokenizer_config", "generation_config"].map(|name| json(&format!("tiny-base/{name}.json")));
+        let mut base = BaseFiles { tokenizer, tokenizer_config, generation_config };
+        change(&mut base);
+        let folder = tempfile::tempdir().unwrap();
+        for (name, file) in [
+            ("tokenizer.json", base.tokenizer),
+            ("tokenizer_config.json", base.tokenizer_config),
+            ("generation_config.json", base.generation_config),
+        ] {
+            std::fs::write(folder.path().join(name), file.to_string()).unwrap();
+        }
+        let file = folder.path().join("chat.jinja");
+        std::fs::write(&file, template).unwrap();
+        Encoder::open(folder.path(), file.to_str(), VOCABULARY, options)
+    }
+
+    pub fn encode(encoder: &Encoder, record: &Value) -> Result<Record> {
+        let path = Path::new("talk.jsonl");
+        let raw = reader::parse_row(path, 1, record.to_string().as_bytes(), &Default::default())?;
+        encoder.encode(path, 0, &raw.unwrap())
+    }
+
+    /// What of the record is trained, as text.
+    pub fn trained_text(encoder: &Encoder, record: &Record) -> String {
+        let labels = record.tokens.labels();
+        let ids: Vec<u32> = labels.into_iter().filter(|&l| l != NOT_TRAINED).map(|l| l as u32).collect();
+        encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
+    }
 
     pub fn path(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
@@ -228,10 +294,10 @@ mod fixtures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DataConfig, TemplateConfig, TrainOn};
+    use crate::config::{DataConfig, Dedup, Leakage, TemplateConfig, TrainOn};
     use crate::plugins::{CorpusFilter, Kind, PluginRef};
 
-    fn config(sources: &[(&Path, &str)]) -> DataConfig {
+    pub fn config(sources: &[(&Path, &str)]) -> DataConfig {
         let source = |&(path, root): &(&Path, &str)| SourceConfig::new(path, root);
         DataConfig {
             sources: sources.iter().map(source).collect(),
@@ -239,19 +305,22 @@ mod tests {
             max_seq_len: 512,
             overlong: Overlong::Truncate,
             train_on: TrainOn::default(),
+            train_reasoning: true,
             held_out: 0.05,
             split_by: SplitBy::default(),
             cache: Some("off".into()),
+            dedup: Dedup::default(),
+            leakage: Leakage::default(),
         }
     }
 
-    fn file(folder: &Path, name: &str, lines: &[&str]) -> PathBuf {
+    pub fn file(folder: &Path, name: &str, lines: &[&str]) -> PathBuf {
         let path = folder.join(name);
         std::fs::write(&path, lines.join("\n")).unwrap();
         path
     }
 
-    fn load_tiny(config: &DataConfig) -> Result<Corpus> {
+    pub fn load_tiny(config: &DataConfig) -> Result<Corpus> {
         load_filtered(config, "keep-all", None)
     }
 
@@ -294,10 +363,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let text = std::fs::read_to_string(fixtures::path("corpus/smalltalk.jsonl")).unwrap();
         let lines: Vec<&str> = text.lines().collect();
+        let verse = std::fs::read_to_string(fixtures::path("corpus/verse.jsonl")).unwrap();
+        let verse: Vec<&str> = verse.lines().collect();
         let held_out = |lines: &[&str]| {
             let path = file(folder.path(), "talk.jsonl", lines);
-            let corpus = load_tiny(&DataConfig { held_out: 0.2, ..config(&[(&path, "talk")]) }).unwrap();
-            let ids = |records: &[Record]| records.iter().map(|record| record.tokens.ids()).collect::<HashSet<_>>();
+            let other = file(folder.path(), "other.jsonl", &verse[..lines.len() / 10]);
+            let sources = config(&[(&other, "other"), (&path, "talk")]);
+            let corpus = load_tiny(&DataConfig { held_out: 0.2, ..sources }).unwrap();
+            let of_root = |record: &&Record| corpus.roots[record.root as usize] == "talk";
+            let ids =
+                |records: &[Record]| records.iter().filter(of_root).map(|r| r.tokens.ids()).collect::<HashSet<_>>();
             (ids(&corpus.train), ids(&corpus.held_out))
         };
         let (train, held) = held_out(&lines[500..700]);
@@ -329,8 +404,12 @@ mod tests {
         let capped = load_tiny(&config).unwrap();
         assert_eq!(capped.train.len() / 2 + capped.held_out.len(), 50);
         assert_eq!(capped.sources[0].capped, 150);
-        config.sources.push(SourceConfig::new(folder.path().join("o*.jsonl"), "talk"));
-        assert_eq!(load_tiny(&config).unwrap_err().code(), "corpus::file_twice");
+        let other_name = folder.path().join("../").join(folder.path().file_name().unwrap()).join("one.jsonl");
+        for again in [folder.path().join("o*.jsonl"), other_name] {
+            let mut config = config.clone();
+            config.sources.push(SourceConfig::new(again, "talk"));
+            assert_eq!(load_tiny(&config).unwrap_err().code(), "corpus::file_twice");
+        }
     }
 
     #[test]
@@ -341,14 +420,16 @@ mod tests {
             "completion": [turn("assistant", "new words")]});
         let path =
             file(folder.path(), "a.jsonl", &[r#"{"prompt": "One two", "completion": " three"}"#, &chat.to_string()]);
-        let encoder =
-            Encoder::open(&fixtures::path("tiny-base"), Some("base"), 2048, EncodeOptions::default()).unwrap();
-        let trained = encode_for_scoring(&encoder, &path).unwrap().into_iter().map(|record| {
-            let ids: Vec<u32> =
-                record.tokens.labels().into_iter().filter(|&label| label >= 0).map(|label| label as u32).collect();
-            encoder.tokenizer().unwrap().decode(&ids, false).unwrap()
-        });
-        assert_eq!(trained.collect::<Vec<_>>(), [" three<turn|>", "new words<turn|>"]);
+        for (train_on, end) in [(TrainOn::Assistant, ""), (TrainOn::LastTurn, ""), (TrainOn::All, "\n")] {
+            let encoder = fixtures::encoder_with(EncodeOptions { train_on, ..EncodeOptions::default() });
+            let records = encode_for_scoring(&encoder, &path).unwrap();
+            let trained: Vec<_> = records.iter().map(|record| fixtures::trained_text(&encoder, record)).collect();
+            assert_eq!(trained, [" three<turn|>".to_string(), format!("new words<turn|>{end}")]);
+        }
+        let mut wants = chat.clone();
+        wants["prompt"][1]["train"] = true.into();
+        let error = fixtures::encode(&fixtures::encoder(), &wants).unwrap_err();
+        assert!(error.code() == "corpus::bad_choice" && error.message().contains("given and not trained"), "{error}");
     }
 
     #[test]
@@ -399,6 +480,21 @@ mod tests {
     }
 
     #[test]
+    fn a_conversation_without_an_answer_is_counted_and_a_user_may_speak_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let turn = |role: &str| format!(r#"{{"role": "{role}", "content": "words"}}"#);
+        let chat = |roles: &[&str]| {
+            let turns = roles.iter().map(|role| turn(role)).collect::<Vec<_>>().join(", ");
+            format!(r#"{{"messages": [{turns}]}}"#)
+        };
+        let lines = [chat(&["user"]), chat(&["user", "user", "assistant"])];
+        let path = file(folder.path(), "talk.jsonl", &lines.each_ref().map(String::as_str));
+        let corpus = load_tiny(&DataConfig { held_out: 0.0, ..config(&[(&path, "talk")]) }).unwrap();
+        assert_eq!(corpus.train.iter().map(|record| record.id.as_str()).collect::<Vec<_>>(), ["talk:2"]);
+        assert_eq!(corpus.report.roots[0].untrained_ids, ["talk:1"]);
+    }
+
+    #[test]
     fn another_template_than_the_base_ships_is_trained_with_where_that_is_accepted() {
         let talk = fixtures::path("corpus/smalltalk.jsonl");
         let stale = fixtures::path("templates/forcepusher-gemma4.jinja").display().to_string();
@@ -438,12 +534,63 @@ mod tests {
         let corpus = load_tiny(&unlimited).unwrap();
         for limit in [64, 512] {
             let limited = load_tiny(&DataConfig { max_seq_len: limit, ..unlimited.clone() }).unwrap().report;
-            let mut cost = corpus.cost_of_limit(limit).unwrap();
+            let mut cost = corpus.cost_of_limit(limit);
             // in the order in which they were found
             cost.roots[0].untrained_ids.clone_from(&limited.roots[0].untrained_ids);
             assert_eq!(cost, limited);
             assert!(cost.roots[0].trained_tokens_lost > 0);
         }
+    }
+
+    #[test]
+    fn conversations_split_at_their_turns_lose_nothing_and_stay_on_one_side() {
+        let folder = tempfile::tempdir().unwrap();
+        let turn = |role: &str, words: String| serde_json::json!({"role": role, "content": words});
+        let talk = |n: usize| {
+            let turns =
+                (0..8).flat_map(|t| [turn("user", format!("{n} {t}?")), turn("assistant", format!("{n} {t}."))]);
+            serde_json::json!({"id": format!("r{n}"), "messages": turns.collect::<Vec<_>>()}).to_string()
+        };
+        let talks: Vec<String> = (0..30).map(talk).collect();
+        let path = file(folder.path(), "talk.jsonl", &talks.iter().map(String::as_str).collect::<Vec<_>>());
+        let limited = |overlong, max_seq_len| {
+            load_tiny(&DataConfig { overlong, max_seq_len, held_out: 0.3, ..config(&[(&path, "talk")]) }).unwrap()
+        };
+        let whole = limited(Overlong::Truncate, 4096);
+        let split = limited(Overlong::SplitTurns, 64);
+        let root = &split.report.roots[0];
+        assert_eq!((root.conversations_split, root.parts), (30, root.records));
+        assert_eq!((root.trained_tokens_lost, root.records_cut, root.records_untrained), (0, 0, 0));
+        assert_eq!(root.trained_tokens, whole.report.roots[0].trained_tokens);
+        assert!(split.report.to_string().contains("talk: 30 conversations split at their turns"), "{}", split.report);
+        let of = |records: &[Record]| -> HashSet<String> {
+            records.iter().map(|record| record.id.split('/').next().unwrap().to_string()).collect()
+        };
+        assert_eq!(of(&split.held_out), of(&whole.held_out));
+        assert!(of(&split.train).is_disjoint(&of(&split.held_out)));
+    }
+
+    #[test]
+    fn the_report_counts_what_is_trained_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = |n: usize| format!(r#"{{"id": "r{n}", "text": "{}"}}"#, "word ".repeat(10 * (n % 4 + 1)));
+        let lines: Vec<String> = (0..200).map(line).collect();
+        let path = file(folder.path(), "text.jsonl", &lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut config = DataConfig { max_seq_len: 24, ..config(&[(&path, "text")]) };
+        config.sources[0].cap = Some(40);
+        config.sources[0].weight = 2.0;
+        for overlong in [Overlong::Truncate, Overlong::Drop] {
+            let corpus = load_tiny(&DataConfig { overlong, ..config.clone() }).unwrap();
+            let root = &corpus.report.roots[0];
+            let used = corpus.sources[0].records - corpus.sources[0].capped;
+            assert_eq!((used, root.records), (40, 40 + corpus.sources[0].copies));
+            assert_eq!(root.records_kept as usize, corpus.train.len() + corpus.held_out.len());
+            let tokens: usize = corpus.train.iter().chain(&corpus.held_out).map(|record| record.tokens.len()).sum();
+            assert_eq!(root.tokens_kept as usize, tokens);
+            assert_eq!(root.records, root.records_kept + root.records_dropped);
+        }
+        let error = load_tiny(&DataConfig { overlong: Overlong::Error, ..config }).unwrap_err();
+        assert!(error.code() == "corpus::overlong" && error.message().contains("text.jsonl:"), "{error}");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use super::moment::Moment;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+use regex::Regex;
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 /// Python's `str(value)`.
 pub fn str(value: &Value) -> String {
@@ -87,7 +89,13 @@ fn quoted(text: &str) -> String {
             '\t' => out.push_str("\\t"),
             '\\' => out.push_str("\\\\"),
             c if c == quote => out.extend(['\\', c]),
-            c if c.is_ascii_control() => _ = write!(out, "\\x{:02x}", c as u32),
+            c if !is_printable(c) => {
+                _ = match c as u32 {
+                    code @ ..0x100 => write!(out, "\\x{code:02x}"),
+                    code @ ..0x1_0000 => write!(out, "\\u{code:04x}"),
+                    code => write!(out, "\\U{code:08x}"),
+                }
+            }
             c => out.push(c),
         }
     }
@@ -95,12 +103,28 @@ fn quoted(text: &str) -> String {
     out
 }
 
+/// Python's `str.isprintable` of one character: no separator but the space, no control, format, private or unassigned one.
+fn is_printable(c: char) -> bool {
+    static OTHER: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"[\p{Z}\p{C}--\x20]").expect("the pattern is a constant"));
+    matches!(c, ' '..='~') || !OTHER.is_match(c.encode_utf8(&mut [0; 4]))
+}
+
 /// The `tojson` of Hugging Face's chat templates: `json.dumps` without HTML escapes, non-ASCII kept by default.
 pub fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    let separators: Option<Vec<String>> = kwargs.get("separators")?;
+    let (item, key) = match separators.as_deref() {
+        None => (if indent.is_some() { "," } else { ", " }.into(), ": ".into()),
+        Some([item, key]) => (item.clone(), key.clone()),
+        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are two texts")),
+    };
     let style = JsonStyle {
         ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sort: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        indent: kwargs.get("indent")?,
+        indent,
+        item,
+        key,
     };
     kwargs.assert_all_used()?;
     let mut out = String::new();
@@ -112,6 +136,9 @@ struct JsonStyle {
     ascii: bool,
     sort: bool,
     indent: Option<usize>,
+    /// What stands between two members, and between a key and its value.
+    item: String,
+    key: String,
 }
 
 impl JsonStyle {
@@ -132,7 +159,7 @@ impl JsonStyle {
                 }
                 self.block(out, ['{', '}'], pairs, depth, |out, (key, item)| {
                     self.string(out, &str(&key));
-                    out.push_str(": ");
+                    out.push_str(&self.key);
                     self.write(out, &item, depth + 1)
                 })?;
             }
@@ -162,7 +189,7 @@ impl JsonStyle {
         let empty = members.is_empty();
         for (index, member) in members.into_iter().enumerate() {
             if index > 0 {
-                out.push_str(if self.indent.is_some() { "," } else { ", " });
+                out.push_str(&self.item);
             }
             line(out, depth + 1);
             write(out, member)?;
@@ -276,6 +303,8 @@ mod tests {
         assert_eq!(str(&value(json!("plain"))), "plain");
         assert_eq!(strip(&value(json!("\u{1f} a\u{3000}")), None), "a");
         assert_eq!(strip(&value(json!(["a", null])), Some("[]".into())), "'a', None");
+        let unseen = value(json!("é\u{a0}\u{ad}\u{2028}\u{85}\u{e0001}🙂"));
+        assert_eq!(repr(&unseen), r"'é\xa0\xad\u2028\x85\U000e0001🙂'");
         assert_eq!(repr(&value(json!("say \"it's\"\n"))), r#"'say "it\'s"\n'"#);
     }
 
@@ -288,6 +317,9 @@ mod tests {
         assert_eq!(ascii, r#"{"a": [1, 2.5], "b": "<\u00e4 & 'q'>", "e": [], "n": null}"#);
         let indented = "{\n  \"b\": \"<ä & 'q'>\",\n  \"a\": [\n    1,\n    2.5\n  ],\n  \"e\": [],\n  \"n\": null\n}";
         assert_eq!(dumps(vec![("indent", 2.into())]), indented);
+        let separators = Value::from(vec![",", ":"]);
+        let compact = r#"{"b":"<ä & 'q'>","a":[1,2.5],"e":[],"n":null}"#;
+        assert_eq!(dumps(vec![("separators", separators)]), compact);
         assert!(tojson(&Value::UNDEFINED, Kwargs::from_iter(Vec::<(&str, Value)>::new())).is_err());
     }
 

@@ -16,7 +16,7 @@ const OPEN: char = '\u{E000}';
 const CLOSE: char = '\u{E001}';
 
 /// Keys under which a message carries what the model thought; templates leave it out of earlier turns.
-const REASONING: [&str; 3] = ["reasoning", "reasoning_content", "thinking"];
+pub const REASONING: [&str; 3] = ["reasoning", "reasoning_content", "thinking"];
 
 /// The token with which a template ends an assistant's turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,33 +71,57 @@ pub struct Span {
 ///
 /// # Errors
 /// `corpus::undecidable_spans` with the reason.
-pub fn trained(template: &ChatTemplate, end: Option<&EndOfTurn>, chat: &Chat, whole: &str) -> Result<Vec<Span>> {
+pub fn of_assistant(template: &ChatTemplate, end: Option<&EndOfTurn>, chat: &Chat, whole: &str) -> Result<Vec<Span>> {
     let turns: Vec<_> = (0..chat.messages.len()).filter(|&i| chat.messages[i]["role"] == "assistant").collect();
     if turns.is_empty() {
         return Ok(Vec::new());
     }
     let end = end.map_or("", |end| end.text.as_str());
-    let renderer = Renderer { template, tools: Value::from_serialize(&chat.tools) };
+    let renderer = Renderer::new(template, &chat.tools);
     if let Some(spans) = renderer.by_skeleton(chat, &turns, whole, end)? {
         return Ok(spans);
     }
     renderer.by_prefixes(chat, &turns, whole, end)
 }
 
-/// The text in front of an assistant's first word after `messages`: the prompt as training renders it.
-pub fn trained_prompt(template: &ChatTemplate, chat: &Chat) -> Result<String> {
-    let renderer = Renderer { template, tools: Value::from_serialize(&chat.tools) };
-    renderer.header(&values(&chat.messages))?.ok_or_else(|| undecidable("the template renders no assistant turn here"))
+/// How many bytes of `whole`, the rendering of `chat`, are a given prompt: its messages before `trained_from`, and the header
+/// of the assistant's turn where one follows.
+///
+/// # Errors
+/// `corpus::undecidable_spans` where they render differently once more follows.
+pub fn given(template: &ChatTemplate, chat: &Chat, whole: &str) -> Result<usize> {
+    if chat.trained_from == 0 {
+        return Ok(0);
+    }
+    let renderer = Renderer::new(template, &chat.tools);
+    let prompt = values(&chat.messages[..chat.trained_from]);
+    let end = match chat.messages.get(chat.trained_from) {
+        Some(next) if next["role"] == "assistant" => renderer.start(&prompt, whole)?,
+        _ => Some(renderer.render(&prompt)?).filter(|text| whole.starts_with(text)).map(|text| text.len()),
+    };
+    end.ok_or_else(|| undecidable("the prompt renders differently once the completion follows"))
 }
 
-struct Renderer<'a> {
+/// A template with the tools of one conversation.
+pub struct Renderer<'a> {
     template: &'a ChatTemplate,
     tools: Value,
 }
 
-impl Renderer<'_> {
-    fn render(&self, messages: &[Value]) -> Result<String> {
+impl<'a> Renderer<'a> {
+    /// `tools` as the record has them.
+    pub fn new(template: &'a ChatTemplate, tools: &serde_json::Value) -> Self {
+        Self { template, tools: Value::from_serialize(tools) }
+    }
+
+    /// The text of a conversation.
+    pub fn render(&self, messages: &[Value]) -> Result<String> {
         self.template.render(messages, &self.tools, false)
+    }
+
+    /// The text of a conversation, with the prompt for the assistant's next turn.
+    pub fn prompt(&self, messages: &[Value]) -> Result<String> {
+        self.template.render(messages, &self.tools, true)
     }
 
     /// One more rendering, with marks for the words of every assistant turn: what stands between the marks must stand in
@@ -130,7 +154,7 @@ impl Renderer<'_> {
             let Some(length) = words_length(&whole[at..], &words(&chat.messages[i]), fixed[k + 1], last) else {
                 return Ok(None);
             };
-            if length > 0 && i >= chat.trained_from {
+            if length > 0 {
                 spans.push(Span { message: i, bytes: at..with_end(whole, at + length, end) });
             }
             at += length + fixed[k + 1].len();
@@ -176,8 +200,7 @@ impl Renderer<'_> {
                 }
             }
             let silent = words(&chat.messages[i]).is_empty() && !calls_tools(&chat.messages[i]);
-            let given = i < chat.trained_from;
-            for bytes in found.into_iter().filter(|bytes| !bytes.is_empty() && !silent && !given) {
+            for bytes in found.into_iter().filter(|bytes| !bytes.is_empty() && !silent) {
                 if spans.last().is_some_and(|before| before.bytes.end > bytes.start) {
                     return Err(undecidable(&format!("{turn}: it overlaps the turn before")));
                 }
@@ -188,17 +211,17 @@ impl Renderer<'_> {
     }
 
     /// Where the words of a turn after `before` begin in `whole`: behind the longest of two readings of its header.
-    fn start(&self, before: &[Value], whole: &str) -> Result<Option<usize>> {
+    pub fn start(&self, before: &[Value], whole: &str) -> Result<Option<usize>> {
         let header = self.header(before)?;
         let prompt = match before {
             [] => None,
-            _ => Some(self.template.render(before, &self.tools, true)?),
+            _ => Some(self.prompt(before)?),
         };
         Ok(header.into_iter().chain(prompt).filter(|text| whole.starts_with(text)).map(|text| text.len()).max())
     }
 
     /// What is rendered in front of an assistant's words after `before`.
-    fn header(&self, before: &[Value]) -> Result<Option<String>> {
+    pub fn header(&self, before: &[Value]) -> Result<Option<String>> {
         let text = self.render(&[before, &[message("assistant", &mark(0))]].concat())?;
         Ok(text.split_once(&mark(0)).map(|(header, _)| header.to_string()))
     }
@@ -218,16 +241,20 @@ impl Renderer<'_> {
         Ok(said.contains(found).then(|| before.len()..with_end(whole, before.len() + length, end)))
     }
 
-    /// The conversation without the reasoning of earlier turns, where it renders to the same text without: a prefix of
-    /// the conversation would show it, since there the turn is the last one.
+    /// The conversation without the reasoning of earlier turns, or of all but the last, where it renders to the same text
+    /// without: a prefix of the conversation would show it, since there the turn is the last one.
     fn without_unseen_reasoning(&self, chat: &Chat, whole: &str) -> Result<Chat> {
         let last_user = chat.messages.iter().rposition(|m| m["role"] == "user").unwrap_or(0);
-        let mut shorter = chat.clone();
-        for message in shorter.messages[..last_user].iter_mut().filter_map(|m| m.as_object_mut()) {
-            message.retain(|key, _| !REASONING.contains(&key.as_str()));
+        for earlier in [chat.messages.len().saturating_sub(1), last_user] {
+            let mut shorter = chat.clone();
+            for message in shorter.messages[..earlier].iter_mut().filter_map(|m| m.as_object_mut()) {
+                message.retain(|key, _| !REASONING.contains(&key.as_str()));
+            }
+            if shorter != *chat && self.render(&values(&shorter.messages))? == whole {
+                return Ok(shorter);
+            }
         }
-        let same = shorter != *chat && self.render(&values(&shorter.messages))? == whole;
-        Ok(if same { shorter } else { chat.clone() })
+        Ok(chat.clone())
     }
 }
 
@@ -276,7 +303,8 @@ fn calls_tools(message: &serde_json::Value) -> bool {
     message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
 }
 
-fn mark(turn: usize) -> String {
+/// Text to find again in a rendering.
+pub fn mark(turn: usize) -> String {
     format!("{OPEN}{turn}{CLOSE}")
 }
 
@@ -289,7 +317,8 @@ pub fn values(messages: &[serde_json::Value]) -> Vec<Value> {
     messages.iter().map(Value::from_serialize).collect()
 }
 
-fn undecidable(reason: &str) -> Error {
+/// The error of a record whose trained part cannot be told.
+pub fn undecidable(reason: &str) -> Error {
     Error::new("corpus::undecidable_spans", reason)
 }
 
@@ -322,7 +351,7 @@ mod tests {
     fn spans_of(template: &ChatTemplate, end: &str, chat: &Chat) -> Result<Vec<String>> {
         let whole = template.render(&values(&chat.messages), &Value::from_serialize(&chat.tools), false).unwrap();
         let end = EndOfTurn { text: end.into(), id: 6 };
-        let spans = trained(template, Some(&end), chat, &whole)?;
+        let spans = of_assistant(template, Some(&end), chat, &whole)?;
         Ok(spans.into_iter().map(|span| whole[span.bytes].to_string()).collect())
     }
 

@@ -12,6 +12,13 @@ pub fn key(by: SplitBy, id: &str, content: &Content) -> u64 {
     if by == SplitBy::Record {
         hasher.update(id);
     }
+    hash_content(&mut hasher, content);
+    let digest = hasher.finalize();
+    digest.iter().take(8).fold(0, |key, &byte| key << 8 | u64::from(byte))
+}
+
+/// Hashes all that a record is trained on, and nothing else.
+pub fn hash_content(hasher: &mut Sha256, content: &Content) {
     match content {
         Content::Chat(chat) => {
             hasher.update(serde_json::json!([chat.messages, chat.tools]).to_string());
@@ -25,8 +32,6 @@ pub fn key(by: SplitBy, id: &str, content: &Content) -> u64 {
             labels.iter().flatten().for_each(|label| hasher.update(label.to_le_bytes()));
         }
     }
-    let digest = hasher.finalize();
-    digest.iter().take(8).fold(0, |key, &byte| key << 8 | u64::from(byte))
 }
 
 /// Whether a record with this key is held out when `share` (0 to 1) of all are.

@@ -6,16 +6,21 @@ use super::moment::Moment;
 use super::python;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
+use minijinja::value::{Kwargs, ValueKind, merge_maps};
+use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 /// Instructions one rendering may take: a conversation of a thousand messages needs a tenth of it.
 const FUEL: u64 = 100_000_000;
 /// Depth of macro calls; a template that recurses for ever ends here and not at the end of the stack.
 const RECURSION: usize = 100;
+/// Stand around what a `{% generation %}` block prints, where it is asked for: private-use characters.
+const BLOCK: [char; 2] = ['\u{E002}', '\u{E003}'];
+/// The variable that asks for them.
+const MARK_BLOCKS: &str = "__mark_generation_blocks";
 
 /// A compiled template with the special tokens it may print.
 pub struct ChatTemplate {
@@ -36,6 +41,8 @@ pub struct TemplateInfo {
     pub sha256: String,
     /// sha256 of the template that the base ships, if it ships one.
     pub base_sha256: Option<String>,
+    /// Whether it says itself what the assistant says, by `{% generation %}` blocks.
+    pub has_generation_blocks: bool,
     /// What `strftime_now` tells it, where it asks for the date: a fixed moment, so that the same corpus always becomes
     /// the same tokens.
     pub now: Option<Moment>,
@@ -81,11 +88,12 @@ impl ChatTemplate {
             source: source.to_string(),
             sha256: crate::hash::sha256(source.as_bytes()),
             base_sha256,
+            has_generation_blocks: generation_tag().is_match(source),
             now: source.contains("strftime_now").then_some(now),
             origin,
         };
         let mut env = environment(now);
-        env.add_template_owned("chat", without_generation_tags(source)).map_err(|e| {
+        env.add_template_owned("chat", generation_blocks_as_filters(source)).map_err(|e| {
             let message = format!("{}: the chat template does not compile: {e}", info.origin);
             Error::new("corpus::bad_template", message).source(e)
         })?;
@@ -102,13 +110,53 @@ impl ChatTemplate {
     /// # Errors
     /// `corpus::template_failed` with the template's own message: it raised one, or ran out of fuel.
     pub fn render(&self, messages: &[Value], tools: &Value, add_generation_prompt: bool) -> Result<String> {
-        let context = minijinja::context! {
+        self.render_with(minijinja::context! {
             messages => messages,
             tools => tools,
-            documents => (),
             add_generation_prompt => add_generation_prompt,
-            ..Value::from_serialize(&self.special),
-        };
+        })
+    }
+
+    /// Where the `{% generation %}` blocks stand in `whole`, the rendering of `messages` without a generation prompt; ascending
+    /// and apart.
+    ///
+    /// # Errors
+    /// `corpus::undecidable_spans` where they cannot be told; as [`ChatTemplate::render`].
+    pub fn generation_blocks(&self, messages: &[Value], tools: &Value, whole: &str) -> Result<Vec<Range<usize>>> {
+        let marked = self.render_with(minijinja::context! {
+            messages => messages,
+            tools => tools,
+            add_generation_prompt => false,
+            ..Value::from_iter([(MARK_BLOCKS, true)])
+        })?;
+        let mut blocks = Vec::new();
+        let mut text = String::with_capacity(whole.len());
+        let mut rest = marked.as_str();
+        while let Some((before, after)) = rest.split_once(BLOCK[0]) {
+            text += before;
+            // blocks may stand in one another: the outer one counts
+            let mut depth = 1;
+            let start = text.len();
+            rest = after;
+            while let (true, Some((piece, mark))) = (depth > 0, rest.split_once(BLOCK)) {
+                text += piece;
+                depth = if rest[piece.len()..].starts_with(BLOCK[0]) { depth + 1 } else { depth - 1 };
+                rest = mark;
+            }
+            blocks.push(start..text.len());
+        }
+        text += rest;
+        if text != whole {
+            let reason =
+                "the template works on what its generation blocks print, or a message has their marks (U+E002, U+E003)";
+            return Err(Error::new("corpus::undecidable_spans", reason));
+        }
+        Ok(blocks)
+    }
+
+    fn render_with(&self, conversation: Value) -> Result<String> {
+        let documents = minijinja::context! { documents => () };
+        let context = merge_maps([conversation, documents, Value::from_serialize(&self.special)]);
         let rendered = self.env.get_template("chat").and_then(|template| template.render(context));
         rendered.map_err(|e| {
             let at = e.line().map_or(String::new(), |line| format!(":{line}"));
@@ -123,7 +171,7 @@ impl ChatTemplate {
 }
 
 /// `chat_template.jinja`, or the entry in `tokenizer_config.json`: where it was found, and its text.
-fn shipped_template(base: &Path) -> Result<Option<(String, String)>> {
+pub(crate) fn shipped_template(base: &Path) -> Result<Option<(String, String)>> {
     let path = base.join("chat_template.jinja");
     if path.exists() {
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
@@ -144,15 +192,25 @@ fn shipped_template(base: &Path) -> Result<Option<(String, String)>> {
     Ok(text.map(|text| (path.display().to_string(), text)))
 }
 
-/// `{% generation %}` marks what to train in some templates; minijinja has no such block, and what is trained is found
-/// without it, so that the tags become a condition that always holds.
-fn without_generation_tags(source: &str) -> String {
-    let tag = regex::Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("the pattern is a constant");
+fn generation_tag() -> regex::Regex {
+    regex::Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("the pattern is a constant")
+}
+
+/// minijinja has no `{% generation %}` block, but a filter may stand around a block too; what is set within is not seen
+/// outside.
+fn generation_blocks_as_filters(source: &str) -> String {
     let replace = |found: &regex::Captures| {
-        let word = if found.get(2).is_some() { "endif" } else { "if true" };
-        format!("{{%{} {word} {}%}}", &found[1], &found[3])
+        let words = if found.get(2).is_some() { "endwith %}{% endfilter" } else { "filter generation_block %}{% with" };
+        format!("{{%{} {words} {}%}}", &found[1], &found[3])
     };
-    tag.replace_all(source, replace).into_owned()
+    generation_tag().replace_all(source, replace).into_owned()
+}
+
+fn generation_block(state: &State, printed: String) -> String {
+    match state.lookup(MARK_BLOCKS) {
+        Some(_) => format!("{}{printed}{}", BLOCK[0], BLOCK[1]),
+        None => printed,
+    }
 }
 
 fn environment(now: Moment) -> Environment<'static> {
@@ -171,6 +229,7 @@ fn environment(now: Moment) -> Environment<'static> {
     env.add_filter("tojson", |value: &Value, kwargs: Kwargs| python::tojson(value, kwargs));
     env.add_filter("string", python::str);
     env.add_filter("trim", python::strip);
+    env.add_filter("generation_block", generation_block);
     // in Python text, mappings and even undefined values are sequences and can be iterated over
     let sequence = |value: &Value| {
         use ValueKind::{Map, Seq, String, Undefined};

@@ -26,7 +26,7 @@ pub struct SourceReport {
     pub formats: Vec<String>,
     /// Records in them.
     pub records_read: u64,
-    /// Records that the filter and the length limit left, copies not counted.
+    /// Records that the filter and `data.dedup` left, before the length limit and without copies.
     pub records: u64,
     /// Of them, left out by the source's cap.
     pub capped: u64,

@@ -21,6 +21,11 @@ pub struct CachedEncoder<'a> {
 }
 
 impl<'a> CachedEncoder<'a> {
+    /// The encoder itself.
+    pub fn encoder(&self) -> &'a Encoder {
+        self.encoder
+    }
+
     /// `encoder` with the cache in `folder`, or with none. An encoder without a tokenizer needs none.
     pub fn new(encoder: &'a Encoder, folder: Option<&Path>) -> Self {
         let file = folder.zip(encoder.identity()).map(|(folder, identity)| EncodingsFile::open(folder, &identity));
@@ -75,6 +80,11 @@ impl<'a> CachedEncoder<'a> {
             file.release(&self.mapped);
         }
         self.mapped.clear();
+    }
+
+    /// As [`CachedEncoder::release`], of all records.
+    pub fn release_all(&self) {
+        self.file.iter().for_each(EncodingsFile::release_all);
     }
 
     /// What the cache did, where there is one, and what the person should know of it, each a sentence.

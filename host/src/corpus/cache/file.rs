@@ -165,6 +165,11 @@ impl EncodingsFile {
         }
     }
 
+    /// Gives all pages back.
+    pub fn release_all(&self) {
+        self.parts.iter().for_each(Part::release);
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// Extensions of files that are read from a folder, without those of a compression.
-const FORMATS: [&str; 3] = ["jsonl", "ndjson", "json"];
+const FORMATS: [&str; 4] = ["jsonl", "ndjson", "json", "parquet"];
 const COMPRESSIONS: [&str; 2] = ["gz", "zst"];
 
 /// The files that `path` stands for, in the order of their names: itself, the readable ones directly in a folder, or what a
@@ -57,6 +57,12 @@ pub fn stem(path: &Path) -> String {
 pub fn is_json(path: &Path) -> bool {
     let (_, format) = without_compression(path);
     format == "json"
+}
+
+/// Whether the name says that the file is Parquet.
+pub fn is_parquet(path: &Path) -> bool {
+    let (_, format) = without_compression(path);
+    format == "parquet"
 }
 
 fn is_readable(path: &Path) -> bool {

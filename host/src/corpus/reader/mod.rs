@@ -1,13 +1,15 @@
 //! Files, row by row: bytes to records that still hold text.
 //!
 //! Nothing here renders or tokenises. A row that cannot be read is an error that names the file and the row: the line of
-//! JSONL, the place in the array of JSON.
+//! JSONL, the place in the array of JSON, the place in a Parquet file.
 
 mod files;
 mod message;
+mod parquet;
 mod rows;
 mod shape;
 mod stream;
+mod text;
 
 pub use files::expand;
 pub use message::chat;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
 /// Keys of a record that a file may call otherwise.
-pub const COLUMNS: [&str; 13] = [
+pub const COLUMNS: [&str; 14] = [
     "id",
     "messages",
     "tools",
@@ -15,6 +15,7 @@ pub const COLUMNS: [&str; 13] = [
     "instruction",
     "input",
     "output",
+    "history",
     "prompt",
     "completion",
     "text",
@@ -121,7 +122,8 @@ fn conversations(at: &str, object: &mut Map<String, Value>) -> Result<Content> {
     chat(at, turns, tools(at, object)?).map(Content::Chat)
 }
 
-/// Alpaca: what is asked and, in a paragraph of its own, what it is about, as the user's turn; `output` as the answer.
+/// Alpaca: what is asked and, in a paragraph of its own, what it is about, as the user's turn; `output` as the answer. `history`
+/// has what was asked and answered before, in pairs.
 fn instruction(at: &str, object: &mut Map<String, Value>) -> Result<Content> {
     let mut asked = text(at, object, "instruction")?;
     if let Some(input) = optional_text(at, object, "input")? {
@@ -131,9 +133,24 @@ fn instruction(at: &str, object: &mut Map<String, Value>) -> Result<Content> {
     if let Some(system) = optional_text(at, object, "system")? {
         messages.push(json!({"role": "system", "content": system}));
     }
-    messages.push(json!({"role": "user", "content": asked}));
-    messages.push(json!({"role": "assistant", "content": text(at, object, "output")?}));
-    chat(at, messages.into(), Value::Null).map(Content::Chat)
+    let answered = history(at, object)?.into_iter().chain([[asked, text(at, object, "output")?]]);
+    for [user, assistant] in answered {
+        messages.push(json!({"role": "user", "content": user}));
+        messages.push(json!({"role": "assistant", "content": assistant}));
+    }
+    chat(at, messages.into(), tools(at, object)?).map(Content::Chat)
+}
+
+fn history(at: &str, object: &mut Map<String, Value>) -> Result<Vec<[String; 2]>> {
+    let history = object.remove("history").unwrap_or_default();
+    if history.is_null() {
+        return Ok(Vec::new());
+    }
+    serde_json::from_value(history).map_err(|e| {
+        Error::new("corpus::unknown_shape", format!("{at}: `history`: {e}"))
+            .expected("a list of pairs of strings: what was asked, and the answer")
+            .source(e)
+    })
 }
 
 /// `prompt` and `completion`, two texts or two lists of messages; the completion alone is trained.

@@ -1,4 +1,8 @@
+#[path = "../../../../fuzz/mutations.rs"]
+mod mutations;
+
 use super::*;
+pub use mutations::mutations;
 use serde_json::json;
 use std::io::{Read, Write};
 
@@ -13,13 +17,14 @@ fn refused(line: impl AsRef<[u8]>, code: &str, says: &str) {
     assert!(error.to_string().contains(says), "{error}");
 }
 
-type NumberedRows = Vec<(u64, Vec<u8>)>;
+pub type NumberedRows = Vec<(u64, Vec<u8>)>;
 
-fn rows(name: &str, bytes: &[u8]) -> Result<(NumberedRows, Format)> {
+/// The rows of a file called `name` that holds `bytes`; its size and hash are checked.
+pub fn rows(name: &str, bytes: &[u8]) -> Result<(NumberedRows, Format)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, bytes).unwrap();
-    let mut rows = Rows::open(&path)?;
+    let mut rows = Rows::open(&path, &Columns::new())?;
     let (format, mut all) = (rows.format(), Vec::new());
     loop {
         let chunk = rows.next_chunk()?;
@@ -96,7 +101,9 @@ fn broken_lines_are_named() {
     refused(r#"{"text": "a"#, "corpus::bad_json", "column");
     refused(b"{\"text\": \"\xFF\"}", "corpus::invalid_utf8", "byte 11 ");
     refused(b"{\"te\0xt\"}", "corpus::nul_byte", "byte 5 ");
-    refused(r#"{"text": "\ud800"}"#, "corpus::bad_json", "hex escape");
+    for half in [r"\ud800", r"\udc00", r"\ud83d\u0041", r"\ud83d \ude00"] {
+        refused(format!(r#"{{"text": "{half}"}}"#), "corpus::bad_json", "column");
+    }
     refused(r#"{"text": ["a"]}"#, "corpus::unknown_shape", "`text` is a list");
     refused(r#"{"id": [1], "text": "a"}"#, "corpus::unknown_shape", "`id` is a list");
     let deep = format!("{{\"text\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
@@ -193,6 +200,15 @@ fn other_conversations_become_messages() {
         |input: &str| chat_of(&json!({"instruction": "a", "input": input, "output": "c"}).to_string()).messages;
     assert_eq!(alpaca("b"), turns("a\n\nb"));
     assert_eq!(alpaca(""), turns("a"));
+    let earlier = json!({"instruction": "e", "output": "f", "history": [["a", "c"]], "tools": "[{\"name\": \"g\"}]"});
+    let chat = chat_of(&earlier.to_string());
+    assert_eq!((chat.messages[..2].to_vec(), chat.messages.len()), (turns("a"), 4));
+    assert_eq!((&chat.messages[3]["content"], chat.tools), (&json!("f"), json!([{"name": "g"}])));
+    refused(
+        r#"{"instruction": "a", "output": "b", "history": [["a"]]}"#,
+        "corpus::unknown_shape",
+        "`history`: invalid length 1",
+    );
 }
 
 #[test]
@@ -249,8 +265,11 @@ fn json_is_an_array_or_an_object_with_one() {
     assert_eq!(texts("a.json", array.as_bytes()), (expected.clone(), Format::Json, vec![1, 2, 3]));
     let object = format!("\u{FEFF}{{\"meta\": {{\"tags\": [\"[\"]}}, \"data\": {array}\n, \"version\": 2}}\n");
     assert_eq!(texts("a.json", object.as_bytes()), (expected, Format::Json, vec![1, 2, 3]));
-    let lines = b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
-    assert_eq!(texts("a.json", lines), (vec!["a".into(), "b".into()], Format::Jsonl, vec![1, 2]));
+    for (blank, first) in [("", "a".to_string()), (&" \r\n".repeat(1 << 19), "a".repeat(2 << 20))] {
+        let lines = format!("{blank}{{\"text\": \"{first}\"}}\n{{\"text\": \"b\"}}\n");
+        let (texts, format, _) = texts("a.json", lines.as_bytes());
+        assert!(texts == [first, "b".into()] && format == Format::Jsonl, "longer than what is read at once");
+    }
     for empty in ["", " \n", "[]", "[ ]", "{\"data\": []}"] {
         assert!(texts("a.json", empty.as_bytes()).0.is_empty(), "{empty:?}");
     }
@@ -273,7 +292,7 @@ fn a_json_document_that_is_not_whole_is_refused() {
     }
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
@@ -309,31 +328,6 @@ fn a_small_file_that_unpacks_to_gigabytes_ends_at_the_longest_row() {
     assert!(bomb.len() < 1 << 20);
     let error = rows("a.jsonl.zst", &bomb).unwrap_err();
     assert_eq!(error.code(), "corpus::row_too_long");
-}
-
-/// Changes, cuts, doubles and joins the seeds: the same mutations in every run.
-fn mutations(seeds: &[&[u8]], count: usize, mut each: impl FnMut(&[u8])) {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut below = |bound: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % bound as u64) as usize
-    };
-    for _ in 0..count {
-        let mut bytes = seeds[below(seeds.len())].to_vec();
-        for _ in 0..=below(4) {
-            let at = below(bytes.len() + 1);
-            match below(5) {
-                0 => bytes.truncate(at),
-                1 => bytes.insert(at, below(256) as u8),
-                2 => bytes.insert(at, b"{}[]\",:\\0\n"[below(10)]),
-                3 => bytes.extend_from_within(at..),
-                _ => bytes.extend_from_slice(&seeds[below(seeds.len())][..below(20)]),
-            }
-        }
-        each(&bytes);
-    }
 }
 
 #[test]
