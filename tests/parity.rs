@@ -300,8 +300,11 @@ fn an_adapter_written_here_reads_back_bit_for_bit() {
     // Relative to this package's folder, where tests run.
     let checkpoint = Checkpoint::open(Path::new("../tests/fixtures/golden/model")).unwrap();
     let exporter = PluginRef::resolve(Kind::Exporter, "peft-adapter", &[]).unwrap();
-    let plan = Exporter::load(&exporter, None).unwrap().plan(&export::tuned(&adapter, spec, &checkpoint).unwrap());
-    export::carry_out(&plan.unwrap(), &adapter, &checkpoint, &dir).unwrap();
+    let tuned = export::tuned(&adapter, spec, &checkpoint, None).unwrap();
+    let plan = Exporter::load(&exporter, None).unwrap().plan(&tuned).unwrap();
+    let pending = export::PendingFolder::new(&dir).unwrap();
+    export::carry_out(&plan, &adapter, &checkpoint, &pending, &mut |_| Ok(())).unwrap();
+    pending.commit().unwrap();
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(dir.join(peft::CONFIG_FILE)).unwrap()).unwrap();
     let recorded = Path::new(config["base_model_name_or_path"].as_str().unwrap());

@@ -3,11 +3,13 @@
 mod cache;
 mod config;
 mod corpus;
+mod export;
 mod generate;
 mod grants;
 mod load;
 mod plugins;
 mod run;
+mod runs;
 mod score;
 
 use crate::config::WeightDtype;
@@ -35,6 +37,8 @@ enum Command {
     Generate(GenerateArgs),
     /// Loss and perplexity of a model on records, one by one and in all.
     Score(ScoreArgs),
+    /// Write a tune as others load it, and judge what was written beside base and tuned model.
+    Export(ExportArgs),
     /// The policy plugins.
     #[command(subcommand)]
     Plugins(PluginsCommand),
@@ -47,6 +51,9 @@ enum Command {
     /// Permissions to train on corpora that something stands against.
     #[command(subcommand)]
     Grants(GrantsCommand),
+    /// The runs that were made: what they recorded, in what they differ, whether it is still there.
+    #[command(subcommand)]
+    Runs(RunsCommand),
     /// The configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -95,6 +102,9 @@ struct RunArgs {
     /// (2026-12-01T06:30:00+01:00). The checkpoint scheduler is then `window`.
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
+    /// Device: cpu, or wgpu in a build with that feature; short for --set model.device=NAME.
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -201,6 +211,47 @@ struct ScoreArgs {
     /// Also write every record's logits to this new safetensors file; for small inputs.
     #[arg(long, value_name = "OUT")]
     logits: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct ExportArgs {
+    /// The tune: a run folder, or an adapter folder as PEFT or tunehost writes it.
+    tune: PathBuf,
+    /// The plugin that lays out the export: merge-bf16, merge-then-quantize, peft-adapter, or the path of a .wasm file.
+    #[arg(long, value_name = "PLUGIN", default_value = "merge-bf16")]
+    exporter: String,
+    /// One setting of that plugin: --set scheme=nvfp4a16. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// The folder to write; it must not exist.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// The base that was tuned, where it is not the one that the run or the adapter names.
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
+    /// Records to judge by, which nothing was trained on; of a run without it, its held-out records. May be repeated.
+    #[arg(long, value_name = "FILE")]
+    data: Vec<PathBuf>,
+    /// For an adapter: records to search the scales of a quantised export on, which may be trained ones. May be repeated.
+    #[arg(long, value_name = "FILE")]
+    training_data: Vec<PathBuf>,
+    /// Chat template for `messages` in those files: a file, or the word `base` for the one in the model folder.
+    #[arg(long, value_name = "PATH")]
+    template: Option<String>,
+    /// The export fails under this part of the gain: (base - export) / (base - tuned).
+    #[arg(long, value_name = "PART", default_value_t = 0.8)]
+    min_retained_gain: f64,
+    /// Device to judge on: cpu, or wgpu in a build with that feature.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// How matrices are kept and multiplied to judge by.
+    #[arg(long, value_enum, default_value = "f32")]
+    weights: WeightsArg,
+    /// Also look for the plugin in this folder, before the bundled plugins. May be repeated.
+    #[arg(long, value_name = "DIR")]
+    search_path: Vec<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -381,6 +432,46 @@ enum GrantsCommand {
 }
 
 #[derive(Debug, Subcommand)]
+enum RunsCommand {
+    /// The runs in a folder: when they started, how they ended, held-out loss before and after.
+    List {
+        /// The folder that holds the run folders.
+        #[arg(default_value = "runs")]
+        root: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// What one run recorded: inputs with their hashes, kernels, gates, how it ended.
+    Show {
+        /// The run folder.
+        run: PathBuf,
+        /// Its whole provenance, as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// In what two runs differ, one line for each thing; what follows from another line, run id, clocks and results are left out.
+    Diff {
+        /// A run folder.
+        a: PathBuf,
+        /// Another.
+        b: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Hash again what the run recorded: base, tokenizer, template, corpus, plugins, order, checkpoints, exports; exit code 6
+    /// where something is not as it was.
+    Verify {
+        /// The run folder.
+        run: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Every resolved value and where it came from.
     Show(ConfigArgs),
@@ -396,6 +487,7 @@ pub fn execute(cli: Cli) -> Result<()> {
         Command::Resume(args) => run::resume(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Score(args) => score::score(&args),
+        Command::Export(args) => export::export(&args),
         Command::Plugins(command) => match command {
             PluginsCommand::List { config, search_path, json } => plugins::list(config.as_deref(), search_path, json),
             PluginsCommand::Show(plugin) => plugins::show(&plugin),
@@ -414,8 +506,14 @@ pub fn execute(cli: Cli) -> Result<()> {
         Command::Cache(CacheCommand::Fill { config, output }) => cache::fill(&config, &output),
         Command::Grants(GrantsCommand::Open { file }) => grants::open(&file),
         Command::Grants(GrantsCommand::Show { file }) => grants::show(&file),
+        Command::Runs(command) => runs::execute(&command),
         Command::Config(ConfigCommand::Show(args)) => config::show(&args),
     }
+}
+
+/// Prints what a command found, as JSON or as text.
+fn print_as(json: bool, value: impl Fn() -> serde_json::Value, text: impl Fn() -> String) -> Result<()> {
+    if json { print(&format!("{:#}", value())) } else { print(&text()) }
 }
 
 fn print(text: &str) -> Result<()> {

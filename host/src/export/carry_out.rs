@@ -1,14 +1,14 @@
 //! Between an exporter plugin and the disk: what it is told of a tuned model, and the plan that comes back carried out.
 
 use super::PendingFolder;
-use super::tensor::{ExportTensor, factors, updates};
+use super::quantize::global_scale;
+use super::tensor::{ExportTensor, QuantizedWeight, factors, updates};
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::spec::ModelSpec;
-use crate::plugins::{BaseTensor, ExportPlan, PlannedTensor, Source, Tuned};
+use crate::plugins::{BaseTensor, ExportPlan, PlannedTensor, Scheme, Source, Tuned};
 use std::collections::HashMap;
-use std::path::Path;
 
 const CONFIG: &str = "config.json";
 
@@ -17,7 +17,12 @@ const CONFIG: &str = "config.json";
 ///
 /// # Errors
 /// Class `io`; `model::missing_tensor` for a module without a weight in the base.
-pub fn tuned(adapter: &Adapter, spec: &ModelSpec, checkpoint: &Checkpoint) -> Result<Tuned> {
+pub fn tuned(
+    adapter: &Adapter,
+    spec: &ModelSpec,
+    checkpoint: &Checkpoint,
+    chat_template: Option<&str>,
+) -> Result<Tuned> {
     let base = checkpoint.dir();
     let base_path = base.canonicalize().map_err(|e| Error::io("find", base, e))?.display().to_string();
     let config = base.join(CONFIG);
@@ -48,19 +53,39 @@ pub fn tuned(adapter: &Adapter, spec: &ModelSpec, checkpoint: &Checkpoint) -> Re
         alpha: plan.alpha,
         rslora: plan.rslora,
         dropout: plan.dropout,
+        chat_template: chat_template.map(String::from),
     })
 }
 
-/// Write what `plan` says into the new folder `dir`. The indices of the plan are those of [`tuned`].
+/// Chooses scales of the modules that it is shown.
+pub type ChooseScales<'a> = dyn FnMut(&[&QuantizedWeight]) -> Result<()> + 'a;
+
+/// Write what `plan` says into `folder`. The indices of the plan are those of [`tuned`]. `choose` is shown the modules that
+/// are quantised; those whose scales it leaves get plain ones.
 ///
 /// # Errors
-/// `export::exists`, `export::dtype`, class `io`.
-pub fn carry_out(plan: &ExportPlan, adapter: &Adapter, checkpoint: &Checkpoint, dir: &Path) -> Result<()> {
-    let folder = PendingFolder::new(dir)?;
+/// `export::dtype`, class `io`, those of `choose`.
+pub fn carry_out(
+    plan: &ExportPlan,
+    adapter: &Adapter,
+    checkpoint: &Checkpoint,
+    folder: &PendingFolder,
+    choose: &mut ChooseScales,
+) -> Result<()> {
     let stored: Vec<_> = checkpoint.entries().iter().collect();
     let factors = factors(adapter);
     let updates = updates(checkpoint, adapter, &factors)?;
+    let mut quantized: Vec<Vec<QuantizedWeight>> = Vec::new();
     for file in &plan.tensor_files {
+        let weights = file.quantized.iter().map(|module| {
+            let (name, entry) = stored[module.tensor];
+            QuantizedWeight::new(checkpoint, name, entry, module, updates.get(name))
+        });
+        quantized.push(weights.collect::<Result<_>>()?);
+    }
+    set_global_scales(plan, &mut quantized);
+    choose(&quantized.iter().flatten().collect::<Vec<_>>())?;
+    for (file, quantized) in plan.tensor_files.iter().zip(&quantized) {
         let tensor = |planned: &PlannedTensor| match planned.source {
             Source::Base(index) => {
                 let (name, entry) = stored[index];
@@ -76,8 +101,10 @@ pub fn carry_out(plan: &ExportPlan, adapter: &Adapter, checkpoint: &Checkpoint, 
                 Ok(ExportTensor::values(values, *shape, planned.dtype))
             }
         };
-        let tensors = file.tensors.iter().map(|planned| Ok((planned.name.as_str(), tensor(planned)?)));
-        folder.write_tensors(&file.name, tensors.collect::<Result<_>>()?)?;
+        let tensors = file.tensors.iter().map(|planned| Ok((planned.name.clone(), tensor(planned)?)));
+        let mut tensors: Vec<(String, ExportTensor)> = tensors.collect::<Result<_>>()?;
+        tensors.extend(quantized.iter().flat_map(QuantizedWeight::tensors));
+        folder.write_tensors(&file.name, tensors)?;
     }
     for (name, text) in &plan.texts {
         folder.write(name, text.as_bytes())?;
@@ -85,5 +112,51 @@ pub fn carry_out(plan: &ExportPlan, adapter: &Adapter, checkpoint: &Checkpoint, 
     for name in &plan.copied_files {
         folder.copy(checkpoint.dir(), name)?;
     }
-    folder.commit()
+    Ok(())
+}
+
+/// Bytes of the tensors that `plan` writes; the files' headers and texts are small beside them.
+pub fn size_bytes(plan: &ExportPlan, tuned: &Tuned) -> u64 {
+    let elements = |shape: &[u64]| shape.iter().product::<u64>();
+    let width = |tensor: usize| tuned.base_tensors[tensor].shape.last().copied().unwrap_or(1);
+    let planned = plan.tensor_files.iter().flat_map(|file| &file.tensors).map(|planned| match planned.source {
+        Source::Base(index) | Source::Merged(index, _) => {
+            let BaseTensor { shape, dtype, .. } = &tuned.base_tensors[index];
+            let digits: String = dtype.chars().filter(char::is_ascii_digit).take(2).collect();
+            let own = digits.parse::<u64>().map_or(8, |bits| bits.div_ceil(8));
+            elements(shape) * planned.dtype.map_or(own, |dtype| dtype.bitsize() as u64 / 8)
+        }
+        Source::A(module) | Source::B(module) => {
+            let shape = &tuned.base_tensors[tuned.module_tensors[module] as usize].shape;
+            let side = if matches!(planned.source, Source::A(_)) { shape.last() } else { shape.first() };
+            side.copied().unwrap_or(0)
+                * u64::from(tuned.rank)
+                * planned.dtype.map_or(4, |dtype| dtype.bitsize() as u64 / 8)
+        }
+    });
+    let quantized = plan.tensor_files.iter().flat_map(|file| &file.quantized).map(|module| {
+        let (rows, width) = (module.rows.len() as u64, width(module.tensor));
+        rows * match module.scheme {
+            Scheme::Fp8 => width + 2,
+            Scheme::Int4(group) => width / 2 + 2 * width / group as u64,
+            Scheme::Nvfp4 => width / 2 + width / 16,
+        }
+    });
+    planned.sum::<u64>() + quantized.sum::<u64>()
+}
+
+/// Modules that a server multiplies with at once have one global scale, of the largest weight among them.
+fn set_global_scales(plan: &ExportPlan, quantized: &mut [Vec<QuantizedWeight>]) {
+    let planned = || plan.tensor_files.iter().flat_map(|file| &file.quantized);
+    let mut largest: HashMap<u32, f32> = HashMap::new();
+    for (module, weight) in planned().zip(quantized.iter().flatten()).filter(|(m, _)| m.scheme == Scheme::Nvfp4) {
+        let here = weight.values().into_iter().fold(0f32, |max, value| max.max(value.abs()));
+        let of_all = largest.entry(module.shared_scale).or_default();
+        *of_all = of_all.max(here);
+    }
+    for (module, weight) in planned().zip(quantized.iter_mut().flatten()) {
+        if let Some(largest) = largest.get(&module.shared_scale).filter(|_| module.scheme == Scheme::Nvfp4) {
+            weight.set_global(global_scale(*largest));
+        }
+    }
 }

@@ -76,7 +76,7 @@ fn write_weights<'a>(
         };
         let view = |name: &&'a str| {
             let update = updates.get(*name).map(|update| (update, 1.0));
-            Ok((*name, ExportTensor::stored(checkpoint, name, &checkpoint.entries()[*name], None, update)?))
+            Ok((name.to_string(), ExportTensor::stored(checkpoint, name, &checkpoint.entries()[*name], None, update)?))
         };
         folder.write_tensors(&file, names.iter().map(view).collect::<Result<Vec<_>>>()?)?;
         weight_map.extend(names.iter().map(|name| (*name, file.clone())));

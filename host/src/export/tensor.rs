@@ -1,13 +1,17 @@
 //! The tensors of an export, each made while it is written, so that memory stays near the largest one.
 
+use super::quantize::{Moments, Rounding, Searched};
 use crate::error::{Error, Result};
 use crate::model::adapter::{Adapter, values};
 use crate::model::checkpoint::{Checkpoint, TensorEntry, to_f32};
+use crate::plugins::{QuantizedModule, Scheme};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Shape and values of A and B of a module.
 pub(super) type Factors = [([usize; 2], Vec<f32>); 2];
@@ -57,6 +61,19 @@ enum Content<'a> {
     Stored { bytes: &'a [u8], dtype: Dtype, update: Option<(&'a Update<'a>, f64)> },
     /// A or B.
     Values(&'a [f32]),
+    /// A part of a quantised module.
+    Part(&'a QuantizedWeight<'a>, Part),
+}
+
+/// What a quantised module is stored as.
+#[derive(Clone, Copy)]
+enum Part {
+    Codes,
+    Scales,
+    /// The scale of the whole module.
+    Global,
+    /// Rows and columns.
+    Shape,
 }
 
 impl<'a> ExportTensor<'a> {
@@ -102,11 +119,12 @@ impl View for ExportTensor<'_> {
             Content::Stored { bytes, dtype, update } => {
                 let mut w = to_f32(bytes, *dtype).expect("checked when it was made");
                 if let Some((update, strength)) = update {
-                    merge(&mut w, update, *strength);
+                    merge(&mut w, update, *strength, 0);
                 }
                 Cow::Owned(encode(&w, self.dtype))
             }
             Content::Values(values) => Cow::Owned(encode(values, self.dtype)),
+            Content::Part(module, part) => Cow::Owned(module.bytes(*part)),
         }
     }
 
@@ -115,10 +133,122 @@ impl View for ExportTensor<'_> {
     }
 }
 
-/// W + strength scale B A; the sum in f64.
-fn merge(w: &mut [f32], update: &Update, strength: f64) {
+/// A linear module that is stored quantised: rows of a tensor of the base, with their update.
+pub struct QuantizedWeight<'a> {
+    path: &'a str,
+    /// Name of the base's tensor.
+    pub(super) tensor: &'a str,
+    bytes: &'a [u8],
+    dtype: Dtype,
+    /// Its rows of that tensor.
+    pub(super) rows: Range<usize>,
+    update: Option<&'a Update<'a>>,
+    rounding: Rounding,
+    /// As they are stored. Kept once they were chosen: small beside the codes, and dear where they are searched.
+    scales: OnceLock<Vec<u8>>,
+}
+
+impl<'a> QuantizedWeight<'a> {
+    /// The module `planned`, of the tensor `entry` that is called `name`. Its global scale is to be [set](Self::set_global).
+    ///
+    /// # Errors
+    /// `model::missing_tensor`; `export::dtype` where its dtype cannot be computed with.
+    pub(super) fn new(
+        checkpoint: &'a Checkpoint,
+        name: &'a str,
+        entry: &TensorEntry,
+        planned: &'a QuantizedModule,
+        update: Option<&'a Update<'a>>,
+    ) -> Result<Self> {
+        if !is_float(entry.dtype) {
+            let message = format!("tensor {name} is stored as {:?} and cannot be quantised", entry.dtype);
+            return Err(Error::new("export::dtype", message).expected("F32, BF16 or F16"));
+        }
+        let width = entry.shape.last().copied().unwrap_or(1);
+        let row = width * entry.dtype.bitsize() / 8;
+        Ok(Self {
+            path: &planned.path,
+            tensor: name,
+            bytes: &checkpoint.bytes(name)?[planned.rows.start * row..planned.rows.end * row],
+            dtype: entry.dtype,
+            rows: planned.rows.clone(),
+            update,
+            rounding: Rounding { scheme: planned.scheme, width, global: 1.0 },
+            scales: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn set_global(&mut self, global: f32) {
+        self.rounding.global = global;
+    }
+
+    /// W + scale B A, `[rows, width]`.
+    pub(super) fn values(&self) -> Vec<f32> {
+        let mut w = to_f32(self.bytes, self.dtype).expect("checked when it was made");
+        if let Some(update) = self.update {
+            merge(&mut w, update, 1.0, self.rows.start);
+        }
+        w
+    }
+
+    /// No sums yet, of the size that the search of its scales asks for.
+    pub(super) fn no_moments(&self) -> Moments {
+        Moments::new(self.rounding.width, Moments::block_of(self.rounding.scheme, self.rounding.width))
+    }
+
+    /// Chooses the scales by the inputs that `moments` has seen.
+    pub(super) fn search_scales(&self, moments: &Moments) -> Searched {
+        let searched = self.rounding.search(&self.values(), moments);
+        // A first choice stays; nobody chooses twice.
+        let _ = self.scales.set(self.rounding.packed_scales(&searched.scales));
+        searched
+    }
+
+    fn bytes(&self, part: Part) -> Vec<u8> {
+        let scales = |w: &[f32]| self.scales.get_or_init(|| self.rounding.packed_scales(&self.rounding.scales(w)));
+        match part {
+            Part::Codes => {
+                let w = self.values();
+                self.rounding.packed(&w, &self.rounding.unpacked_scales(scales(&w)))
+            }
+            Part::Scales => self.scales.get().unwrap_or_else(|| scales(&self.values())).clone(),
+            Part::Global => self.rounding.global.to_le_bytes().into(),
+            Part::Shape => {
+                [self.rows.len(), self.rounding.width].iter().flat_map(|n| (*n as i64).to_le_bytes()).collect()
+            }
+        }
+    }
+
+    /// The tensors that it is stored in, with their names.
+    pub(super) fn tensors(&'a self) -> Vec<(String, ExportTensor<'a>)> {
+        let (rows, width) = (self.rows.len(), self.rounding.width);
+        use Dtype::{BF16, F8_E4M3, F32, I32, I64, U8};
+        let parts = match self.rounding.scheme {
+            Scheme::Fp8 => vec![(Part::Codes, F8_E4M3, vec![rows, width]), (Part::Scales, BF16, vec![rows, 1])],
+            Scheme::Int4(group) => vec![
+                (Part::Codes, I32, vec![rows, width / 8]),
+                (Part::Scales, BF16, vec![rows, width / group]),
+                (Part::Shape, I64, vec![2]),
+            ],
+            Scheme::Nvfp4 => vec![
+                (Part::Codes, U8, vec![rows, width / 2]),
+                (Part::Scales, F8_E4M3, vec![rows, width / 16]),
+                (Part::Global, F32, vec![1]),
+            ],
+        };
+        let suffixes = self.rounding.scheme.suffixes();
+        let named = |((part, dtype, shape), suffix): ((Part, Dtype, Vec<usize>), &str)| {
+            (format!("{}.{suffix}", self.path), ExportTensor { content: Content::Part(self, part), dtype, shape })
+        };
+        parts.into_iter().zip(suffixes).map(named).collect()
+    }
+}
+
+/// W + strength scale B A; the sum in f64. `w` starts at row `first` of the update.
+fn merge(w: &mut [f32], update: &Update, strength: f64, first: usize) {
     let scale = update.scale * strength;
-    w.par_chunks_mut(update.input).zip(update.b.par_chunks(update.rank)).for_each(|(row, b)| {
+    let b = &update.b[first * update.rank..];
+    w.par_chunks_mut(update.input).zip(b.par_chunks(update.rank)).for_each(|(row, b)| {
         let mut delta = vec![0f64; update.input];
         for (b, a) in b.iter().zip(update.a.chunks(update.input)) {
             for (d, a) in delta.iter_mut().zip(a) {

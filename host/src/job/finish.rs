@@ -87,8 +87,10 @@ pub fn export(
     if config.export.adapter {
         let dir = root.join("adapter");
         if !dir.exists() {
-            let plan = exporter.plan(&export::tuned(adapter, &engine.model.spec, checkpoint)?)?;
-            export::carry_out(&plan, adapter, checkpoint, &dir)?;
+            let plan = exporter.plan(&export::tuned(adapter, &engine.model.spec, checkpoint, template)?)?;
+            let pending = export::PendingFolder::new(&dir)?;
+            export::carry_out(&plan, adapter, checkpoint, &pending, &mut |_| Ok(()))?;
+            pending.commit()?;
         }
         add_files(&dir, folder.path(), &mut files)?;
     }

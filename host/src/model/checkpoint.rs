@@ -1,5 +1,6 @@
 //! A Hugging Face checkpoint on disk: one `model.safetensors` or shards with an index, memory-mapped, nothing copied.
 
+use super::quantized::{self, Format, QuantizedTensor};
 use crate::error::{Error, Result};
 use crate::mapped::release_pages;
 use half::{bf16, f16};
@@ -39,17 +40,25 @@ pub struct Checkpoint {
     dir: PathBuf,
     files: Vec<(PathBuf, Mmap)>,
     entries: BTreeMap<String, TensorEntry>,
+    format: Option<Format>,
+    quantized: BTreeMap<String, QuantizedTensor>,
 }
 
 impl Checkpoint {
     /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` lists.
     ///
     /// # Errors
-    /// `model::not_found`, `model::bad_index`, `model::bad_safetensors`, each naming the file.
+    /// `model::not_found`, `model::bad_index`, `model::bad_safetensors`, `model::quantization`, each naming the file or module.
     pub fn open(dir: &Path) -> Result<Self> {
         let index = dir.join("model.safetensors.index.json");
         let single = dir.join("model.safetensors");
-        let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), entries: BTreeMap::new() };
+        let mut checkpoint = Self {
+            dir: dir.into(),
+            files: Vec::new(),
+            entries: BTreeMap::new(),
+            format: quantized::format(dir)?,
+            quantized: BTreeMap::new(),
+        };
         if index.exists() {
             let weight_map = read_index(&index)?;
             let mut shards: Vec<&String> = weight_map.values().collect();
@@ -65,6 +74,10 @@ impl Checkpoint {
             return Err(Error::new("model::not_found", format!("{} holds no model weights", dir.display()))
                 .expected("model.safetensors, or model.safetensors.index.json with its shards")
                 .help("set `model.base` to a folder in Hugging Face layout"));
+        }
+        if let Some(format) = checkpoint.format {
+            let read = |name: &str| checkpoint.bytes(name).unwrap_or_default().to_vec();
+            checkpoint.quantized = quantized::assemble(format, &checkpoint.entries, &read)?;
         }
         Ok(checkpoint)
     }
@@ -133,17 +146,36 @@ impl Checkpoint {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
-    /// Every tensor by name.
+    /// How the linear modules are quantised; none where they are not.
+    pub fn format(&self) -> Option<Format> {
+        self.format
+    }
+
+    /// Every stored tensor by name.
     pub fn entries(&self) -> &BTreeMap<String, TensorEntry> {
         &self.entries
     }
 
-    /// Shape and file of every tensor, as [`super::spec::ModelSpec::check`] takes them.
+    /// Shape and file of every tensor, as [`super::spec::ModelSpec::check`] takes them; a quantised one as what it stands for.
     pub fn shapes(&self) -> BTreeMap<String, (Vec<usize>, String)> {
-        let shape = |(name, entry): (&String, &TensorEntry)| {
-            (name.clone(), (entry.shape.clone(), self.files[entry.file].0.display().to_string()))
-        };
-        self.entries.iter().map(shape).collect()
+        let file = |name: &str| self.file_of(name).display().to_string();
+        let stored = self
+            .entries
+            .iter()
+            .filter(|(name, _)| self.format.is_none_or(|format| !quantized::is_part(name, &self.quantized, format)));
+        let stored = stored.map(|(name, entry)| (name.clone(), (entry.shape.clone(), file(name))));
+        let first_part = |tensor: &QuantizedTensor| tensor.parts().next().unwrap_or_default();
+        let quantized = self.quantized.iter();
+        stored.chain(quantized.map(|(name, t)| (name.clone(), (t.shape.clone(), file(&first_part(t)))))).collect()
+    }
+
+    /// Bytes on disk of a tensor, of a quantised one with its scales; 0 where there is none.
+    pub fn size_bytes(&self, name: &str) -> usize {
+        let stored = |name: &str| self.entries.get(name).map_or(0, TensorEntry::size_bytes);
+        match self.quantized.get(name) {
+            Some(tensor) => tensor.parts().map(|part| stored(&part)).sum(),
+            None => stored(name),
+        }
     }
 
     /// The file that holds `name`; the folder when there is no such tensor.
@@ -166,25 +198,36 @@ impl Checkpoint {
             .ok_or_else(|| Error::new("model::missing_tensor", format!("{} has no tensor {name}", self.dir.display())))
     }
 
-    /// A tensor's values as f32, whatever of bf16, f16 and f32 they are stored as. The mapped pages are given back piece by
-    /// piece, so that host memory holds the values and one piece, not the stored tensor too.
+    /// A tensor's values as f32, whatever of bf16, f16, f32 and the quantised formats they are stored as. The mapped pages are
+    /// given back piece by piece, so that host memory holds the values and one piece, not the stored tensor too.
     ///
     /// # Errors
     /// `model::missing_tensor`, `model::unsupported_dtype`.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
-        let mut values = Vec::with_capacity(self.entry(name)?.shape.iter().product());
+        let mut values = Vec::with_capacity(self.elements(name)?);
         self.read_pieces(name, |piece| values.extend_from_slice(&piece))?;
         Ok(values)
     }
 
     /// As [`Checkpoint::read_f32`], rounded to bf16, to nearest even.
     pub fn read_bf16(&self, name: &str) -> Result<Vec<bf16>> {
-        let mut values = Vec::with_capacity(self.entry(name)?.shape.iter().product());
+        let mut values = Vec::with_capacity(self.elements(name)?);
         self.read_pieces(name, |piece| values.extend(piece.into_iter().map(bf16::from_f32)))?;
         Ok(values)
     }
 
+    fn elements(&self, name: &str) -> Result<usize> {
+        match self.quantized.get(name) {
+            Some(tensor) => Ok(tensor.shape.iter().product()),
+            None => Ok(self.entry(name)?.shape.iter().product()),
+        }
+    }
+
     fn read_pieces(&self, name: &str, mut each: impl FnMut(Vec<f32>)) -> Result<()> {
+        if let Some(tensor) = self.quantized.get(name) {
+            tensor.modules(&|part| self.take(part), each);
+            return Ok(());
+        }
         let entry = self.entry(name)?;
         let bytes = self.bytes(name)?;
         for (piece, start) in bytes.chunks(READ_BYTES).zip((0..).step_by(READ_BYTES)) {
@@ -198,6 +241,15 @@ impl Checkpoint {
             release_pages(&self.files[entry.file].1, entry.start + start, piece.len());
         }
         Ok(())
+    }
+
+    /// The bytes of a stored tensor, whose pages are given back; none where there is none.
+    fn take(&self, name: &str) -> Vec<u8> {
+        let Some(entry) = self.entries.get(name) else { return Vec::new() };
+        let (file, len) = (&self.files[entry.file].1, entry.size_bytes());
+        let bytes = file[entry.start..entry.end].to_vec();
+        release_pages(file, entry.start, len);
+        bytes
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::adapter::LayerAdapters;
 use super::config::{LayerConfig, LayerKind, TextConfig};
+use super::fp8;
 use super::products::Products;
 use super::spec::Slot;
 use super::weights::{LayerWeights, Model, MoeWeights};
@@ -58,9 +59,7 @@ pub struct Layer<'a> {
 impl Model {
     /// Embedded tokens `[N, H]`, times sqrt(H).
     pub fn embed(&self, ids: &[u32]) -> Tensor<2> {
-        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [ids.len()]), &self.device);
-        self.embed.clone().select(0, ids).cast(DType::F32).mul_scalar((self.config.hidden_size as f64).sqrt() as f32)
+        embedded(&self.embed, ids)
     }
 
     /// Layer `index`.
@@ -77,6 +76,14 @@ impl Model {
     pub fn final_norm(&self, h: Tensor<2>) -> Tensor<2> {
         rms_norm(h, Some(self.norm.clone()), self.config.rms_norm_eps)
     }
+}
+
+/// The rows of `embed` `[V, H]` for `ids`, times sqrt(H): `[N, H]`.
+pub fn embedded(embed: &Tensor<2>, ids: &[u32]) -> Tensor<2> {
+    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    let ids = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [ids.len()]), &embed.device());
+    let hidden_size = embed.dims()[1];
+    embed.clone().select(0, ids).cast(DType::F32).mul_scalar((hidden_size as f64).sqrt() as f32)
 }
 
 impl Layer<'_> {
@@ -143,7 +150,11 @@ impl Layer<'_> {
             (Some(moe_weights), Some(moe)) => {
                 let routing = self.route(h.clone(), moe_weights, moe.top_k);
                 let x = self.norm(h.clone(), &moe_weights.pre_norm);
-                let sparse = products.experts(x, &routing, moe_weights.gate_up.clone(), moe_weights.down.clone());
+                let (gate_up, down) = (moe_weights.gate_up.clone(), moe_weights.down.clone());
+                let sparse = match w.fp8_activations {
+                    true => fp8::experts(x, &routing, gate_up, down),
+                    false => products.experts(x, &routing, gate_up, down),
+                };
                 let dense = self.norm(dense, &moe_weights.post_dense_norm);
                 rms_norm_residual(sparse, moe_weights.post_norm.clone(), self.eps, dense, 1.0)
             }
@@ -164,6 +175,7 @@ impl Layer<'_> {
 
     fn linear(&self, x: Tensor<2>, slot: Slot, adapters: &LayerAdapters, products: &mut Products) -> Tensor<2> {
         let weight = self.weights.linear[slot as usize].clone().expect("the spec lists the module");
+        let x = if self.weights.fp8_activations { fp8::round_rows(x) } else { x };
         products.linear(slot, x, weight, adapters[slot as usize].as_ref())
     }
 }

@@ -2,13 +2,17 @@
 
 pub mod adapter;
 pub mod checkpoint;
+pub mod codes;
 pub mod config;
+pub mod experts;
 #[cfg(test)]
 pub mod fixtures;
+pub mod fp8;
 pub mod gemma4;
 pub mod lora;
 pub mod peft;
 pub mod products;
+pub mod quantized;
 pub mod rng;
 pub mod spec;
 pub mod weights;

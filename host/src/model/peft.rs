@@ -12,7 +12,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// File with the settings.
 pub const CONFIG_FILE: &str = "adapter_config.json";
@@ -59,17 +59,35 @@ pub fn read_tensors(bytes: &[u8], origin: &Path) -> Result<TensorMap> {
         .collect()
 }
 
+/// The base that the adapter in `dir` names.
+///
+/// # Errors
+/// `model::adapter_config` where it names none that is here.
+pub fn base_of(dir: &Path) -> Result<PathBuf> {
+    let config = read_config(dir)?;
+    let named = config["base_model_name_or_path"].as_str().unwrap_or_default();
+    match Path::new(named) {
+        base if base.is_dir() => Ok(base.into()),
+        _ => Err(Error::new("model::adapter_config", format!("{} was trained on the base {named:?}", dir.display()))
+            .expected("a model folder on this machine")
+            .help("say where the base is: --base DIR")),
+    }
+}
+
+fn read_config(dir: &Path) -> Result<Value> {
+    let path = dir.join(CONFIG_FILE);
+    let text = std::fs::read(&path)
+        .map_err(|e| Error::io("read", &path, e).help("an adapter folder holds adapter_config.json"))?;
+    serde_json::from_slice(&text).map_err(|e| Error::new("model::adapter_config", format!("{}: {e}", path.display())))
+}
+
 /// Reads the adapter folder `dir` for a base of shape `spec`.
 ///
 /// # Errors
 /// `model::adapter_config` for settings that this host does not apply (each by name), `model::adapter_tensor` for tensors
 /// that do not fit the base.
 pub fn read(dir: &Path, spec: &ModelSpec, device: &Device) -> Result<Adapter> {
-    let path = dir.join(CONFIG_FILE);
-    let text = std::fs::read(&path)
-        .map_err(|e| Error::io("read", &path, e).help("an adapter folder holds adapter_config.json"))?;
-    let config: Value = serde_json::from_slice(&text)
-        .map_err(|e| Error::new("model::adapter_config", format!("{}: {e}", path.display())))?;
+    let (path, config) = (dir.join(CONFIG_FILE), read_config(dir)?);
     let plan = LoraPlan::new(&lora_config(&config, &path, spec)?, spec)?;
     let weights = dir.join(WEIGHTS_FILE);
     let bytes = std::fs::read(&weights).map_err(|e| Error::io("read", &weights, e))?;

@@ -17,9 +17,29 @@ pub struct Products {
     linear: [Option<linear::Output>; 7],
     attention: Option<attention::Output>,
     experts: Option<Tensor<2>>,
+    inputs: Option<Box<Inputs>>,
+}
+
+/// What a layer's products multiplied their matrices with.
+#[derive(Debug, Clone, Default)]
+pub struct Inputs {
+    /// `[N, in]` of each linear module, by [`Slot`].
+    pub linear: [Option<Tensor<2>>; 7],
+    /// `[N, H]`, and which experts it went to.
+    pub experts: Option<(Tensor<2>, Routing)>,
 }
 
 impl Products {
+    /// For a pass whose inputs are looked at.
+    pub fn observing() -> Self {
+        Self { inputs: Some(Box::default()), ..Self::default() }
+    }
+
+    /// The inputs of an observed pass.
+    pub fn into_inputs(self) -> Inputs {
+        self.inputs.map(|inputs| *inputs).unwrap_or_default()
+    }
+
     /// For a first pass whose outputs a second one takes.
     pub fn kept() -> Self {
         Self { keep: true, ..Self::default() }
@@ -38,6 +58,9 @@ impl Products {
         weight: Tensor<2>,
         adapter: Option<&Adapter>,
     ) -> Tensor<2> {
+        if let Some(inputs) = &mut self.inputs {
+            inputs.linear[slot as usize] = Some(x.clone());
+        }
         if let Some(known) = self.linear[slot as usize].take() {
             return lora_linear_known(x, weight, adapter, known);
         }
@@ -64,6 +87,9 @@ impl Products {
         gate_up: Tensor<3>,
         down: Tensor<3>,
     ) -> Tensor<2> {
+        if let Some(inputs) = &mut self.inputs {
+            inputs.experts = Some((x.clone(), routing.clone()));
+        }
         if let Some(known) = self.experts.take() {
             return moe::experts_known(x, routing, gate_up, down, known);
         }

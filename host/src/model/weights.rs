@@ -4,6 +4,7 @@
 use super::adapter::tensor;
 use super::checkpoint::Checkpoint;
 use super::config::TextConfig;
+use super::quantized::Format;
 use super::spec::{ModelSpec, Slot, TIED_COPY, Towers};
 use crate::config::WeightDtype;
 use crate::error::{Error, Result};
@@ -49,6 +50,8 @@ pub struct LayerWeights {
     pub post_feedforward_norm: Tensor<1>,
     /// Multiplies the residual stream at the end of the layer.
     pub layer_scalar: f32,
+    /// What is multiplied with a quantised matrix is rounded to E4M3 first, as a server does.
+    pub fp8_activations: bool,
     /// Experts beside the dense MLP.
     pub moe: Option<MoeWeights>,
 }
@@ -79,7 +82,7 @@ impl Model {
     /// far.
     ///
     /// # Errors
-    /// Those of [`ModelSpec::check`] and [`Checkpoint::read_f32`].
+    /// Those of [`WeightReader::open`] and [`Checkpoint::read_f32`].
     pub fn load(
         config: TextConfig,
         checkpoint: &Checkpoint,
@@ -87,16 +90,15 @@ impl Model {
         weights: WeightDtype,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self> {
-        let (spec, towers) = ModelSpec::check(&config, &checkpoint.shapes())?;
-        refuse_other_head(&config, &spec, checkpoint)?;
-        let mut loader = Loader { checkpoint, device, weights, prefix: spec.prefix.clone(), read_bytes: 0, progress };
-        let embed: Tensor<2> = loader.matrix("embed_tokens.weight")?;
-        let norm = loader.read("norm.weight")?;
+        let mut reader = WeightReader::open(&config, checkpoint, device, weights, progress)?;
+        let embed = reader.embed()?;
+        let norm = reader.norm()?;
         let head = match config.tied_head {
             true => embed.clone(),
-            false => loader.matrix_absolute("lm_head.weight")?,
+            false => reader.head()?,
         };
-        let layers = (0..config.layers.len()).map(|i| loader.layer(&config, i)).collect::<Result<Vec<_>>>()?;
+        let layers = (0..config.layers.len()).map(|i| reader.layer(i)).collect::<Result<Vec<_>>>()?;
+        let WeightReader { spec, towers, .. } = reader;
         Ok(Self { config, spec, towers, embed, norm, head, layers, device: device.clone() })
     }
 }
@@ -114,23 +116,57 @@ fn refuse_other_head(config: &TextConfig, spec: &ModelSpec, checkpoint: &Checkpo
     Ok(())
 }
 
-struct Loader<'a> {
+/// The tensors of the text stack one by one, for who does not hold them all at once.
+pub struct WeightReader<'a> {
+    config: &'a TextConfig,
     checkpoint: &'a Checkpoint,
     device: &'a Device,
     weights: WeightDtype,
-    prefix: String,
+    spec: ModelSpec,
+    towers: Towers,
     read_bytes: usize,
     progress: &'a mut dyn FnMut(usize),
 }
 
-impl Loader<'_> {
+impl<'a> WeightReader<'a> {
+    /// A reader of `checkpoint` to `device`, matrices as `weights`. `progress` is told the bytes read so far.
+    ///
+    /// # Errors
+    /// Those of [`ModelSpec::check`]; `model::extra_tensor`.
+    pub fn open(
+        config: &'a TextConfig,
+        checkpoint: &'a Checkpoint,
+        device: &'a Device,
+        weights: WeightDtype,
+        progress: &'a mut dyn FnMut(usize),
+    ) -> Result<Self> {
+        let (spec, towers) = ModelSpec::check(config, &checkpoint.shapes())?;
+        refuse_other_head(config, &spec, checkpoint)?;
+        Ok(Self { config, checkpoint, device, weights, spec, towers, read_bytes: 0, progress })
+    }
+
+    /// Embedding `[V, H]`.
+    pub fn embed(&mut self) -> Result<Tensor<2>> {
+        self.matrix("embed_tokens.weight")
+    }
+
+    /// Final norm `[H]`.
+    pub fn norm(&mut self) -> Result<Tensor<1>> {
+        self.read("norm.weight")
+    }
+
+    /// Head `[V, H]`; the embedding where that is tied.
+    pub fn head(&mut self) -> Result<Tensor<2>> {
+        if self.config.tied_head { self.embed() } else { self.matrix_absolute("lm_head.weight") }
+    }
+
     fn read<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
-        self.read_absolute(&format!("{}{name}", self.prefix))
+        self.read_absolute(&format!("{}{name}", self.spec.prefix))
     }
 
     /// A frozen matrix, or several stacked.
     fn matrix<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
-        self.matrix_absolute(&format!("{}{name}", self.prefix))
+        self.matrix_absolute(&format!("{}{name}", self.spec.prefix))
     }
 
     fn read_absolute<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
@@ -149,13 +185,14 @@ impl Loader<'_> {
 
     /// Tells the progress; the tensor's shape.
     fn note_read<const D: usize>(&mut self, name: &str) -> [usize; D] {
-        let entry = &self.checkpoint.entries()[name];
-        self.read_bytes += entry.size_bytes();
+        self.read_bytes += self.checkpoint.size_bytes(name);
         (self.progress)(self.read_bytes);
-        entry.shape.as_slice().try_into().expect("shapes were compared with the spec")
+        self.spec.tensors[name].as_slice().try_into().expect("shapes were compared with the spec")
     }
 
-    fn layer(&mut self, config: &TextConfig, index: usize) -> Result<LayerWeights> {
+    /// Layer `index`.
+    pub fn layer(&mut self, index: usize) -> Result<LayerWeights> {
+        let config = self.config;
         let at = |name: &str| format!("layers.{index}.{name}");
         let mut linear: [Option<Tensor<2>>; 7] = Default::default();
         for slot in Slot::ALL {
@@ -185,7 +222,8 @@ impl Loader<'_> {
             post_attention_norm: self.read(&at("post_attention_layernorm.weight"))?,
             pre_feedforward_norm: self.read(&at("pre_feedforward_layernorm.weight"))?,
             post_feedforward_norm: self.read(&at("post_feedforward_layernorm.weight"))?,
-            layer_scalar: self.checkpoint.read_f32(&format!("{}{}", self.prefix, at("layer_scalar")))?[0],
+            layer_scalar: self.checkpoint.read_f32(&format!("{}{}", self.spec.prefix, at("layer_scalar")))?[0],
+            fp8_activations: self.checkpoint.format() == Some(Format::Fp8),
             moe,
         })
     }

@@ -1,6 +1,7 @@
 //! Plugins of the kind `exporter`: they lay out an export, the host carries it out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::reference::{Identity, PluginRef};
 use super::runtime::{Plugin, shown};
@@ -10,6 +11,8 @@ use crate::error::{Error, Result};
 const FILE_NAME_BYTES_MAX: usize = 200;
 /// How often an export may hold a tensor of the base, or A or B of a module: once, and a tied copy.
 const TIMES_WRITTEN_MAX: u32 = 2;
+/// Most columns that share a scale.
+const INT4_GROUP_MAX: usize = 256;
 
 /// A tuned model, without its weights.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -34,6 +37,8 @@ pub struct Tuned {
     pub rslora: bool,
     /// Dropout that was trained with.
     pub dropout: f64,
+    /// The chat template that was trained with.
+    pub chat_template: Option<String>,
 }
 
 /// Name, storage and shape of a tensor.
@@ -65,6 +70,45 @@ pub struct TensorFile {
     pub name: String,
     /// Its tensors.
     pub tensors: Vec<PlannedTensor>,
+    /// The modules that it holds quantised.
+    pub quantized: Vec<QuantizedModule>,
+}
+
+/// A linear module that is stored quantised; every number fits the base.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuantizedModule {
+    /// Its path, the first part of its tensors' names.
+    pub path: String,
+    /// The base tensor, by index.
+    pub tensor: usize,
+    /// Its rows of that tensor, as a matrix as wide as its last dimension.
+    pub rows: Range<usize>,
+    /// How its weight is stored.
+    pub scheme: Scheme,
+    /// Modules of one number share a scale that covers a whole module.
+    pub shared_scale: u32,
+}
+
+/// How a weight is stored in the compressed-tensors layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    /// E4M3 with a bf16 scale a row.
+    Fp8,
+    /// Symmetric 4-bit integers with a bf16 scale for each group of this many columns.
+    Int4(usize),
+    /// E2M1 with an E4M3 scale for each 16 columns and an f32 scale a module.
+    Nvfp4,
+}
+
+impl Scheme {
+    /// Last parts of the names of a module's tensors.
+    pub fn suffixes(self) -> [&'static str; 3] {
+        match self {
+            Self::Fp8 => ["weight", "weight_scale", ""],
+            Self::Int4(_) => ["weight_packed", "weight_scale", "weight_shape"],
+            Self::Nvfp4 => ["weight_packed", "weight_scale", "weight_global_scale"],
+        }
+    }
 }
 
 /// A tensor that is written.
@@ -145,6 +189,7 @@ impl Exporter {
             alpha: tuned.alpha,
             rslora: tuned.rslora,
             dropout: tuned.dropout,
+            chat_template: tuned.chat_template.as_deref(),
         };
         let answer = self.plugin.call("plan", |functions, store| functions.call_plan(store, columns))?;
         Check { tuned, identity: self.plugin.identity() }.plan(answer)
@@ -187,9 +232,12 @@ impl Check<'_> {
         }
         self.file_names(&answer)?;
         let tensors: Vec<PlannedTensor> = (0..count).map(|at| self.tensor(&answer, at)).collect::<Result<_>>()?;
-        self.coverage(&tensors)?;
+        let quantized: Vec<QuantizedModule> =
+            answer.quantized.iter().map(|module| self.quantized(module)).collect::<Result<_>>()?;
+        self.disjoint(&quantized)?;
+        self.coverage(&tensors, &quantized)?;
         self.repeats(&tensors)?;
-        let tensor_files = self.cut(&answer, tensors)?;
+        let tensor_files = self.cut(&answer, tensors, quantized)?;
         let texts = answer.text_files.into_iter().zip(answer.texts).collect();
         Ok(ExportPlan { tensor_files, texts, copied_files: answer.copied_files })
     }
@@ -248,6 +296,66 @@ impl Check<'_> {
         Ok(PlannedTensor { name, source, dtype })
     }
 
+    fn quantized(&self, module: &exporting::QuantizedModule) -> Result<QuantizedModule> {
+        let path = shown(&module.path);
+        let bad =
+            |what: String, expected: String| Err(self.invalid(format!("the quantised module {path} {what}"), expected));
+        if path.is_empty() || path != module.path {
+            return Err(self.invalid(format!("a quantised module is called {path:?}"), "a module's path"));
+        }
+        let count = self.tuned.base_tensors.len();
+        let tensor = module.base_tensor as usize;
+        let Some(base) = self.tuned.base_tensors.get(tensor) else {
+            return bad(format!("is made of base tensor {tensor}"), format!("a base tensor below {count}"));
+        };
+        let (height, width) = match base.shape.as_slice() {
+            [rows @ .., width] if !rows.is_empty() => (rows.iter().product::<u64>(), *width),
+            shape => return bad(format!("is made of {}, of shape {shape:?}", base.name), "a matrix".into()),
+        };
+        let end = module.first_row.saturating_add(module.rows);
+        if module.rows == 0 || end > height {
+            let rows = format!("takes {} rows from row {} of {}", module.rows, module.first_row, base.name);
+            return bad(rows, format!("rows below {height}, and at least one"));
+        }
+        let group = module.group_size as usize;
+        let (scheme, allowed) = match module.scheme {
+            exporting::Scheme::Fp8 => (Scheme::Fp8, group == 0),
+            exporting::Scheme::Int4 => {
+                let divides = group > 0 && (width as usize).is_multiple_of(group);
+                (Scheme::Int4(group), divides && group.is_multiple_of(8) && group <= INT4_GROUP_MAX)
+            }
+            exporting::Scheme::Nvfp4 => (Scheme::Nvfp4, group == 16 && width.is_multiple_of(16)),
+        };
+        if !allowed {
+            let what = format!("is {width} columns wide and has groups of {group}");
+            return bad(
+                what,
+                "groups that divide the width: for int4 of a multiple of 8 up to 256, for nvfp4 of 16, for fp8 0"
+                    .into(),
+            );
+        }
+        Ok(QuantizedModule {
+            path,
+            tensor,
+            rows: module.first_row as usize..end as usize,
+            scheme,
+            shared_scale: module.shared_scale,
+        })
+    }
+
+    /// No row of a base tensor is quantised twice, which would let a small plan fill the disk.
+    fn disjoint(&self, quantized: &[QuantizedModule]) -> Result<()> {
+        let mut rows: Vec<_> = quantized.iter().map(|m| (m.tensor, m.rows.start, m.rows.end, &m.path)).collect();
+        rows.sort_unstable();
+        match rows.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].2 > pair[1].1) {
+            None => Ok(()),
+            Some(pair) => {
+                let what = format!("the quantised modules {} and {} share rows", pair[0].3, pair[1].3);
+                Err(self.invalid(what, "each row of a base tensor quantised once"))
+            }
+        }
+    }
+
     /// A small plan must not make the host fill the disk.
     fn repeats(&self, tensors: &[PlannedTensor]) -> Result<()> {
         let mut written: BTreeMap<(bool, bool, usize), u32> = BTreeMap::new();
@@ -269,7 +377,7 @@ impl Check<'_> {
 
     /// Every module's update must leave with the export, as A and B or merged: a part of a tune that is silently left
     /// behind is what nobody looks for.
-    fn coverage(&self, tensors: &[PlannedTensor]) -> Result<()> {
+    fn coverage(&self, tensors: &[PlannedTensor], quantized: &[QuantizedModule]) -> Result<()> {
         let modules = self.tuned.modules.len();
         let (mut a, mut b) = (vec![false; modules], vec![false; modules]);
         let mut merged = BTreeSet::new();
@@ -281,6 +389,15 @@ impl Check<'_> {
                 Source::Merged(..) | Source::Base(_) => {}
             }
         }
+        let mut rows: BTreeMap<usize, u64> = BTreeMap::new();
+        for module in quantized {
+            *rows.entry(module.tensor).or_default() += module.rows.len() as u64;
+        }
+        let whole = |tensor: usize| {
+            let shape = &self.tuned.base_tensors[tensor].shape;
+            shape[..shape.len() - 1].iter().product::<u64>()
+        };
+        merged.extend(rows.into_iter().filter(|(tensor, rows)| *rows == whole(*tensor)).map(|(tensor, _)| tensor));
         for (index, path) in self.tuned.modules.iter().enumerate() {
             let in_merged = merged.contains(&(self.tuned.module_tensors[index] as usize));
             let what = match (a[index] && b[index] || in_merged, a[index], b[index]) {
@@ -294,22 +411,39 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn cut(&self, answer: &exporting::ExportPlan, tensors: Vec<PlannedTensor>) -> Result<Vec<TensorFile>> {
+    fn cut(
+        &self,
+        answer: &exporting::ExportPlan,
+        tensors: Vec<PlannedTensor>,
+        quantized: Vec<QuantizedModule>,
+    ) -> Result<Vec<TensorFile>> {
+        let files = answer.tensor_files.len();
+        let mut modules: Vec<Vec<QuantizedModule>> = vec![Vec::new(); files];
+        for (module, planned) in quantized.into_iter().zip(&answer.quantized) {
+            let Some(file) = modules.get_mut(planned.file as usize) else {
+                let what = format!("the quantised module {} is in file {}", module.path, planned.file);
+                return Err(self.invalid(what, format!("a file below {files}")));
+            };
+            file.push(module);
+        }
         let (mut files, mut start, count) = (Vec::new(), 0, tensors.len());
         let mut tensors = tensors.into_iter();
-        for (file, &end) in answer.tensor_files.iter().zip(&answer.tensor_file_ends) {
+        for ((file, &end), quantized) in answer.tensor_files.iter().zip(&answer.tensor_file_ends).zip(modules) {
             let end = end as usize;
-            if end <= start || end > count {
+            if end < start || end > count || (end == start && quantized.is_empty()) {
                 let what = format!("the tensors of {file} end at {end}");
                 return Err(self.invalid(what, format!("more than the {start} before it, and at most {count}")));
             }
             let tensors: Vec<PlannedTensor> = tensors.by_ref().take(end - start).collect();
+            let parts = quantized.iter().flat_map(|m| m.scheme.suffixes().map(|suffix| format!("{}.{suffix}", m.path)));
             let mut seen = BTreeSet::new();
-            if let Some(twice) = tensors.iter().find(|tensor| !seen.insert(&tensor.name)) {
-                let what = format!("the tensor {} stands twice in {file}", twice.name);
+            if let Some(twice) =
+                tensors.iter().map(|t| t.name.clone()).chain(parts).find(|name| !seen.insert(name.clone()))
+            {
+                let what = format!("the tensor {twice} stands twice in {file}");
                 return Err(self.invalid(what, "each name once in a file"));
             }
-            files.push(TensorFile { name: file.clone(), tensors });
+            files.push(TensorFile { name: file.clone(), tensors, quantized });
             start = end;
         }
         match start == count {

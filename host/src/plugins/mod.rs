@@ -37,7 +37,9 @@ mod versions;
 mod wasi;
 
 pub use eligibility::{Blocker, CaseFile, CorpusEntry, Eligibility, Grant, Ruling};
-pub use exporter::{BaseTensor, ExportPlan, Exporter, PlannedTensor, Source, TensorFile, Tuned};
+pub use exporter::{
+    BaseTensor, ExportPlan, Exporter, PlannedTensor, QuantizedModule, Scheme, Source, TensorFile, Tuned,
+};
 pub use filter::{Candidate, CorpusFilter, Verdict};
 pub use kind::Kind;
 pub use limits::Limits;

@@ -75,6 +75,7 @@ impl Exporter for PeftAdapter {
             text_files: vec!["adapter_config.json".into()],
             texts: vec![config + "\n"],
             copied_files: Vec::new(),
+            quantized: Vec::new(),
         };
         for (module, path) in tuned.modules.iter().enumerate() {
             for (which, source) in [("lora_A", Source::LoraA), ("lora_B", Source::LoraB)] {
@@ -108,6 +109,7 @@ mod tests {
             alpha: 32.0,
             rslora: false,
             dropout: 0.05,
+            chat_template: None,
         }
     }
 

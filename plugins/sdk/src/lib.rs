@@ -28,13 +28,16 @@
 //! Name, version and description are those of the plugin's `Cargo.toml`.
 
 mod bindings;
+mod checkpoint;
 mod export;
 mod plan;
 mod rng;
 
 pub use bindings::{
-    Action, CaseFile, Chunk, Decision, Dtype, ExportPlan, Plan, PlanRequest, Ruling, Source, StepInfo, Tuned, Verdicts,
+    Action, CaseFile, Chunk, Decision, Dtype, ExportPlan, Plan, PlanRequest, QuantizedModule, Ruling, Scheme, Source,
+    StepInfo, Tuned, Verdicts,
 };
+pub use checkpoint::Part;
 pub use export::{CheckpointScheduler, CorpusFilter, Eligibility, Exporter, Memory, Plugin, Sampler};
 pub use rng::SplitMix64;
 

@@ -146,5 +146,6 @@ pub fn tuned(tensors: usize, each: usize) -> Tuned {
         alpha: 32.0,
         rslora: false,
         dropout: 0.0,
+        chat_template: Some("{{ messages }}".into()),
     }
 }

@@ -53,10 +53,11 @@ const TEMPLATES: [Template; 12] = [
     template!(Sampler, C, "examples/", "bucket-to-pair-c", "plugin.c"),
 ];
 
-const SDK: [(&str, &str); 6] = [
+const SDK: [(&str, &str); 7] = [
     ("Cargo.toml", text!("sdk/Cargo.toml")),
     ("src/lib.rs", text!("sdk/src/lib.rs")),
     ("src/bindings.rs", text!("sdk/src/bindings.rs")),
+    ("src/checkpoint.rs", text!("sdk/src/checkpoint.rs")),
     ("src/export.rs", text!("sdk/src/export.rs")),
     ("src/plan.rs", text!("sdk/src/plan.rs")),
     ("src/rng.rs", text!("sdk/src/rng.rs")),

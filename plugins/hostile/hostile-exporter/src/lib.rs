@@ -60,6 +60,7 @@ impl Exporter for Hostile {
             text_files: vec!["about.txt".into()],
             texts: vec!["tuned\n".into()],
             copied_files: Vec::new(),
+            quantized: Vec::new(),
         };
         match self.act {
             Act::NanStrength => plan.strengths[2] = f64::NAN,

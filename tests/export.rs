@@ -1,0 +1,182 @@
+//! `tunehost export`: each exporter on a real tune, judged by its files, and what is refused.
+
+mod common;
+
+use common::{fails, ok, output, root};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A short run whose tune can be measured.
+fn tuned(dir: &Path) -> PathBuf {
+    let run = dir.join("run");
+    let sets = ["train.max_steps=24", "export.merged=false", "eval.max_records_per_root=16"];
+    let mut args = vec!["run", "configs/quickstart.toml", "--quiet", "--run-dir", run.to_str().unwrap()];
+    sets.iter().for_each(|set| args.extend(["--set", set]));
+    ok(&args);
+    run
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn export<'a>(tune: &'a Path, out: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    [&["export", tune.to_str().unwrap(), "--out", out.to_str().unwrap(), "--quiet"], more].concat()
+}
+
+/// Runs an export that holds what was tuned; its report.
+fn exports(tune: &Path, out: &Path, more: &[&str]) -> Value {
+    ok(&export(tune, out, more));
+    let report = json(&out.join("export.json"));
+    assert_eq!(report["proof"]["verdict"], "passed", "{report:#}");
+    report
+}
+
+#[test]
+fn what_is_written_holds_what_was_tuned() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = tuned(dir.path());
+    let base = root().join("tests/fixtures/tiny-base");
+    let at = |name: &str| dir.path().join(name);
+
+    let merged = exports(&run, &at("merged"), &["--set", "max_shard_size=2000000"]);
+    assert!(merged["proof"]["retained_gain"].as_f64().unwrap() > 0.99, "{merged:#}");
+    assert!(merged["proof"]["kl"].as_f64().unwrap() < 1e-2, "{merged:#}");
+    // Shards with a complete index, and every tensor that is not adapted byte for byte.
+    let index = json(&at("merged").join("model.safetensors.index.json"));
+    let stored = fs::read(base.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&stored).unwrap();
+    let (mut changed, mut seen) = (0, 0);
+    for (name, shard) in index["weight_map"].as_object().unwrap() {
+        let shard = fs::read(at("merged").join(shard.as_str().unwrap())).unwrap();
+        let shard = SafeTensors::deserialize(&shard).unwrap();
+        let (ours, theirs) = (shard.tensor(name).unwrap(), stored.tensor(name).unwrap());
+        assert_eq!((ours.dtype(), ours.shape()), (theirs.dtype(), theirs.shape()), "{name}");
+        seen += 1;
+        if ours.data() != theirs.data() {
+            assert!(name.contains("_proj.weight") && !name.contains("experts"), "{name} is not adapted");
+            changed += 1;
+        }
+    }
+    assert_eq!((seen, changed), (stored.len(), 41));
+    let template = |folder: &Path| fs::read_to_string(folder.join("chat_template.jinja")).unwrap();
+    assert_eq!(template(&at("merged")), template(&base));
+
+    let adapter = exports(&run, &at("adapter"), &["--exporter", "peft-adapter"]);
+    assert_eq!(adapter["proof"]["tuned"], adapter["proof"]["export"]);
+
+    let quantize = ["--exporter", "merge-then-quantize", "--set"];
+    for (scheme, group) in [("fp8", None), ("w4a16", Some("group_size=16")), ("nvfp4a16", None)] {
+        let scheme_flag = format!("scheme={scheme}");
+        let mut flags = [&quantize[..], &[&scheme_flag]].concat();
+        group.iter().for_each(|group| flags.extend(["--set", group]));
+        let report = exports(&run, &at(scheme), &flags);
+        let (chosen, plain) = (&report["scales"]["error"], &report["scales"]["plain_error"]);
+        assert!(chosen.as_f64().unwrap() < plain.as_f64().unwrap(), "{report:#}");
+        assert_eq!(report["scales"]["modules"], 185);
+        let bytes = fs::read(at(scheme).join("model.safetensors")).unwrap();
+        let names: Vec<String> =
+            SafeTensors::deserialize(&bytes).unwrap().names().iter().map(|n| n.to_string()).collect();
+        assert!(names.iter().any(|name| name == "model.layers.3.experts.7.down_proj.weight_scale"));
+        assert!(
+            !names.iter().any(|name| name.contains("router.proj.weight_") || name.contains("embed_tokens.weight_"))
+        );
+        // The files answer, and differ from the exact merge.
+        let generate = ["--prompt", "Good morning, how are you?", "--max-new-tokens", "8"];
+        let answer = ok(&[&["generate", at(scheme).to_str().unwrap()], &generate[..]].concat());
+        assert!(!answer.trim().is_empty());
+        assert!(report["proof"]["kl"].as_f64() > merged["proof"]["kl"].as_f64(), "{report:#}");
+    }
+    // The same bytes again.
+    exports(&run, &at("again"), &[&quantize[..], &["scheme=nvfp4a16"]].concat());
+    let weights = |name: &str| fs::read(at(name).join("model.safetensors")).unwrap();
+    assert!(weights("again") == weights("nvfp4a16"));
+
+    // What retains too little is written, marked, and an error.
+    let lost = [&quantize[..], &["scheme=nvfp4a16", "--min-retained-gain", "1.0"]].concat();
+    let error = fails(&export(&run, &at("lost"), &lost), 10);
+    assert!(error.contains("export::gain_lost") && error.contains("--min-retained-gain"), "{error}");
+    assert_eq!(json(&at("lost").join("export.json"))["proof"]["verdict"], "failed");
+
+    // A base that is not the one that was tuned.
+    let other = at("other");
+    fs::create_dir(&other).unwrap();
+    for entry in fs::read_dir(&base).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, other.join(path.file_name().unwrap())).unwrap();
+    }
+    let mut bytes = fs::read(other.join("model.safetensors")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(other.join("model.safetensors"), bytes).unwrap();
+    let error = fails(&export(&run, &at("wrong"), &["--base", other.to_str().unwrap()]), 10);
+    assert!(error.contains("export::other_base") && error.contains("sha256"), "{error}");
+    let error = fails(&export(&run, &at("merged"), &[]), 10);
+    assert!(error.contains("export::exists"), "{error}");
+    let error = fails(&export(&run, &at("wide"), &[&quantize[..], &["scheme=w4a16"]].concat()), 5);
+    assert!(error.contains("80 columns wide, which groups of 64 do not divide"), "{error}");
+    refuses_what_an_adapter_lacks(&run.join("export/adapter"), dir.path());
+    // Nothing of what failed stays.
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with('.')), "{left:?}");
+}
+
+fn refuses_what_an_adapter_lacks(adapter: &Path, dir: &Path) {
+    let data = dir.join("judge.jsonl");
+    let says = |i: usize| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "Hello {i}"}}, {{"role": "assistant", "content": "Good day to you."}}]}}"#
+        )
+    };
+    fs::write(&data, (0..8).map(says).collect::<Vec<_>>().join("\n")).unwrap();
+    let judged = ["--data", data.to_str().unwrap(), "--template", "base"];
+    let refused = |tune: &Path, more: &[&str], exit: i32, code: &str| {
+        let out = dir.join("refused");
+        let error = fails(&export(tune, &out, more), exit);
+        assert!(error.contains(code), "{error}");
+        assert!(!out.exists() || code == "export::equal_to_base");
+    };
+    refused(adapter, &[], 10, "export::no_records");
+    refused(dir, &judged, 10, "export::not_a_tune");
+    let changed = |name: &str, edit: &dyn Fn(&mut Value), spoil: &dyn Fn(&mut Vec<u8>)| {
+        let copy = dir.join(name);
+        fs::create_dir(&copy).unwrap();
+        let mut config = json(&adapter.join("adapter_config.json"));
+        edit(&mut config);
+        fs::write(copy.join("adapter_config.json"), config.to_string()).unwrap();
+        let mut bytes = fs::read(adapter.join("adapter_model.safetensors")).unwrap();
+        spoil(&mut bytes);
+        fs::write(copy.join("adapter_model.safetensors"), bytes).unwrap();
+        copy
+    };
+    for (field, value, code) in [
+        ("use_dora", Value::from(true), "use_dora"),
+        ("modules_to_save", serde_json::json!(["lm_head"]), "modules_to_save"),
+        ("r", Value::from(8), "model::adapter_tensor"),
+        ("target_modules", serde_json::json!(["lm_head"]), "target_modules"),
+    ] {
+        let copy = changed(field, &|config| config[field] = value.clone(), &|_| {});
+        refused(&copy, &judged, 4, code);
+    }
+    let after_header = |bytes: &[u8]| 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let nan = changed("nan", &|_| {}, &|bytes| {
+        let start = after_header(bytes);
+        bytes[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    refused(&nan, &judged, 4, "model::adapter_tensor");
+    let inert = changed("inert", &|_| {}, &|bytes| {
+        let start = after_header(bytes);
+        bytes[start..].fill(0);
+    });
+    refused(&inert, &judged, 10, "export::equal_to_base");
+}
+
+#[test]
+fn the_help_names_every_exporter() {
+    let help = output(&["export", "--help"]);
+    let help = String::from_utf8(help.stdout).unwrap();
+    for exporter in ["merge-bf16", "merge-then-quantize", "peft-adapter"] {
+        assert!(help.contains(exporter), "{help}");
+    }
+}
