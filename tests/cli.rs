@@ -45,6 +45,8 @@ fn every_shipped_configuration_loads() {
     // It names a device of its own, which this build says it has not.
     let said = fails(&["run", "configs/gemma4-26b-a4b.toml"], 9);
     assert!(said.contains("device::unavailable") && said.contains("cuda:0"), "{said}");
+    let said = fails(&["run", QUICKSTART, "--device", "abacus"], 9);
+    assert!(said.contains("device::unavailable") && said.contains("abacus"), "{said}");
 }
 
 #[test]
@@ -397,6 +399,7 @@ fn what_is_trained_and_what_a_limit_costs_can_be_looked_at() {
     let shown = ok(&["corpus", "inspect", "tests/fixtures/corpus/smalltalk.jsonl", "-n", "2", "--model", BASE]);
     assert_eq!(shown.matches(" trained\n").count(), 2, "{shown}");
     assert!(shown.contains("<|turn>model\n⟦") && shown.contains("<turn|>⟧"), "{shown}");
+    assert!(shown.contains("no filter, cap, weight or length limit is applied"), "{shown}");
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.html").display().to_string();
     ok(&["corpus", "inspect", QUICKSTART, "-n", "1", "--html", &page]);

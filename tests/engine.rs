@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use std::collections::BTreeMap;
 use std::path::Path;
 use tunehost::config::{Action, GatesConfig, LoraConfig, TrainConfig, WeightDtype};
-use tunehost::corpus::Record;
+use tunehost::corpus::{Record, Tokens};
 use tunehost::model::adapter::{Adapter, values};
 use tunehost::model::checkpoint::Checkpoint;
 use tunehost::model::config::TextConfig;
@@ -41,7 +41,7 @@ fn adapter(engine: &Engine, dropout: f64) -> Adapter {
 fn record(id: usize, length: usize) -> Record {
     let ids: Vec<u32> = (0..length).map(|t| 3 + ((t * 31 + id * 17 + t * t) % 690) as u32).collect();
     let labels: Vec<i32> = ids.iter().enumerate().map(|(t, id)| if t < 2 { -100 } else { *id as i32 }).collect();
-    Record { id: format!("record-{id}"), root: 0, tokens: tunehost::corpus::Tokens::new(&ids, &labels) }
+    Record { id: format!("record-{id}"), root: 0, tokens: Tokens::new(&ids, &labels) }
 }
 
 fn flat(gradients: &Gradients) -> Vec<f32> {
@@ -155,7 +155,7 @@ fn documents_never_see_each_other() {
 fn a_step_with_nothing_trained_or_no_finite_loss_is_not_applied() {
     let engine = engine(6);
     let mut untrained = record(1, 12);
-    untrained.tokens = tunehost::corpus::Tokens::new(&untrained.tokens.ids(), &[-100; 12]);
+    untrained.tokens = Tokens::new(&untrained.tokens.ids(), &[-100; 12]);
     let records = [untrained, record(2, 12)];
     let config = TrainConfig::default();
     let start = adapter(&engine, 0.0);

@@ -74,7 +74,7 @@ fn a_run_whose_loss_is_no_number_ends_and_provenance_says_so() {
     let run = ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
     // So large a rate that the second step's numbers overflow; it is saved before.
     let rate =
-        ["--set", "train.lr=1e38", "--set", "train.warmup_steps=0", "--plugins", "checkpoint-scheduler=every-n-steps"];
+        ["--set", "train.lr=1e30", "--set", "train.warmup_steps=0", "--plugins", "checkpoint-scheduler=every-n-steps"];
     let said = fails(&[&run[..], &rate, &["--set", "plugins.config.checkpoint_scheduler.n=1"]].concat(), 7);
     assert!(said.contains("gate::not_finite") && said.contains("step 2 has loss"), "{said}");
     assert!(said.contains("gates.not_finite=warn") && said.contains("tunehost resume"), "{said}");

@@ -9,8 +9,8 @@ use std::path::Path;
 
 /// The metrics of two whole steps of the quickstart on `device`, and the provenance.
 fn steps_on(device: &str, dir: &Path) -> (Vec<Value>, Value) {
-    let (run, device) = (dir.join(device), format!("model.device={device}"));
-    let sets = ["--set", &device, "--set", "train.max_steps=2", "--set", "eval.max_records_per_root=0"];
+    let run = dir.join(device);
+    let sets = ["--device", device, "--set", "train.max_steps=2", "--set", "eval.max_records_per_root=0"];
     ok(&[&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap()], &sets[..]].concat());
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let provenance = fs::read(run.join("provenance.json")).unwrap();
@@ -45,7 +45,7 @@ fn a_step_of_the_quickstart_gives_the_loss_of_the_cpu() {
 fn weights_that_the_device_cannot_hold_are_refused_by_the_kernel_that_lacks_them() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    let sets = ["--set", "model.device=wgpu", "--set", "model.weights=bf16"];
+    let sets = ["--device", "wgpu", "--set", "model.weights=bf16"];
     let error =
         fails(&[&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap()], &sets[..]].concat(), 9);
     assert!(error.contains("device::unsupported") && error.contains("`lora_linear`"), "{error}");

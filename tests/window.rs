@@ -63,6 +63,7 @@ const CLOSE: &str = r#"[["sh", "-c", "NOTE close-0; echo the seat is back >&2"]]
 fn commands_run_in_order_and_what_they_print_is_kept() {
     let case = Case::new(OPEN, CLOSE);
     let said = ok(&words(&case.start()));
+    assert_eq!(provenance(&case.run())["gates"]["free_memory"]["verdict"], "passed");
     // An argument is an argument, blanks and all.
     assert_eq!(case.notes(), ["open-0", "open 1", "close-0"]);
     let (opened, loaded) = (said.find("window.open[1]").unwrap(), said.find("of weights loaded").unwrap());
@@ -85,6 +86,10 @@ fn a_command_that_fails_stops_the_run_before_the_base_is_loaded() {
     assert!(said.contains("error[run::window_open]: window.open[1] (sh -c "), "{said}");
     assert!(said.contains("exit status: 3") && said.contains("window.log"), "{said}");
     assert!(!lines.contains("loaded") && !case.run().join("metrics.jsonl").exists(), "{lines}");
+    assert!(
+        provenance(&case.run())["gates"].get("free_memory").is_none(),
+        "it looks at the memory that the window frees"
+    );
     // All of `close`, and the one that failed is told.
     assert_eq!(case.notes(), ["open-0", "close-0", "close-1"]);
     assert!(said.contains("warning: error[run::window_close]: window.close[0] "), "{said}");

@@ -3,6 +3,7 @@
 
 use clap::Parser;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 use tunehost::config::WeightDtype;
@@ -76,7 +77,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         json!({
             "engine": "tunehost", "loss": loss, "wall_s": sorted[sorted.len() / 2], "walls_s": walls,
             "tokens": batch.tokens(), "peak_mib": peak_mib(), "loaded_peak_mib": loaded_peak_mib,
-            "kernels": device::resolved_products("cpu", weights)?, "threads": args.threads,
+            "kernels": BTreeMap::from(device::kernels("cpu", weights)?), "threads": args.threads,
         })
     );
     Ok(())

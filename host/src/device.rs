@@ -28,7 +28,7 @@ pub fn open(name: &str) -> Result<Device> {
             .expected(BUILT_IN)
             .help(
                 "`wgpu` needs a build with `--features wgpu`, and no build has CUDA yet; to try a configuration on the \
-                 CPU: --set model.device=cpu",
+                 CPU: --device cpu",
             )),
     }
 }
@@ -71,31 +71,41 @@ pub fn hardware_name(name: &str) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// What the f32 kernels resolve to on the device `name`: the CPU with the instruction set that was detected, or cubecl
-/// with the runtime that compiles its kernels.
+/// What every kernel of a step resolves to on the device `name` with frozen matrices kept as `weights`, by the kernel's
+/// name: who computes and in what, on the CPU with the instruction set that was detected. Nothing else is tried if that fails.
 ///
 /// # Errors
 /// `device::unavailable`.
-pub fn resolved_f32(name: &str) -> Result<String> {
-    #[cfg(feature = "wgpu")]
-    if name == "wgpu" {
-        return wgpu_adapter().map(|adapter| format!("cubecl-f32-{}", adapter.runtime));
-    }
-    let _ = name;
-    Ok(format!("cpu-f32-{}", Isa::detect().name()))
+pub fn kernels(name: &str, weights: WeightDtype) -> Result<[(&'static str, String); 7]> {
+    let isa = Isa::detect();
+    let f32 = match runtime(name)? {
+        None => format!("cpu-f32-{}", isa.name()),
+        Some(runtime) => format!("cubecl-f32-{runtime}"),
+    };
+    let products = match weights {
+        WeightDtype::F32 => f32.clone(),
+        WeightDtype::Bf16 if isa.multiplies_bf16() => format!("cpu-bf16-{}-bf16", isa.name()),
+        WeightDtype::Bf16 => format!("cpu-bf16-widened-{}", isa.name()),
+    };
+    Ok([
+        ("windowed_attention", f32.clone()),
+        ("rms_norm", f32.clone()),
+        ("rope", f32.clone()),
+        ("geglu", f32),
+        ("lora_linear", products.clone()),
+        ("moe_experts", products.clone()),
+        ("linear_cross_entropy", products),
+    ])
 }
 
-/// What the products with frozen matrices kept as `weights` resolve to on the device `name`.
-///
-/// # Errors
-/// `device::unavailable`.
-pub fn resolved_products(name: &str, weights: WeightDtype) -> Result<String> {
-    let isa = Isa::detect();
-    match weights {
-        WeightDtype::F32 => resolved_f32(name),
-        WeightDtype::Bf16 if isa.multiplies_bf16() => Ok(format!("cpu-bf16-{}-bf16", isa.name())),
-        WeightDtype::Bf16 => Ok(format!("cpu-bf16-widened-{}", isa.name())),
+/// The runtime that compiles the kernels of the device `name`, where the device is not the CPU.
+fn runtime(name: &str) -> Result<Option<&'static str>> {
+    #[cfg(feature = "wgpu")]
+    if name == "wgpu" {
+        return wgpu_adapter().map(|adapter| Some(adapter.runtime));
     }
+    let _ = name;
+    Ok(None)
 }
 
 #[cfg(feature = "wgpu")]

@@ -1,6 +1,6 @@
 //! `tunehost plugins`.
 
-use super::{PluginArgs, print};
+use super::{PluginArgs, print, print_as};
 use crate::config;
 use crate::error::{Error, Result};
 use crate::plugins::project::{self, Language, Project};
@@ -73,8 +73,4 @@ fn settings(config: Option<&str>) -> Result<Option<Value>> {
         })
     };
     config.map(parse).transpose()
-}
-
-fn print_as(json: bool, value: impl Fn() -> Value, text: impl Fn() -> String) -> Result<()> {
-    if json { print(&format!("{:#}", value())) } else { print(&text()) }
 }

@@ -10,6 +10,7 @@ use crate::run::clock::Until;
 pub fn run(args: &RunArgs) -> Result<()> {
     let mut reporter = args.output.reporter();
     let (mut sets, mut plugins) = (args.config.sets.clone(), args.config.plugins.clone());
+    sets.extend(args.device.as_ref().map(|device| format!("model.device={device}")));
     end_at(args.until.as_deref(), &mut sets, &mut plugins, &reporter)?;
     let resolved = config::load(&args.config.config, &sets, &plugins)?;
     job::start(&resolved, args.run_dir.as_deref(), &mut reporter)

@@ -9,6 +9,7 @@ use crate::run::lease::DeviceLease;
 use crate::run::machine::{free_disk_bytes, free_memory_bytes};
 use crate::run::provenance::{GateRecord, Implementation, Verdict};
 use crate::train::gates::{self, Records, settle};
+use crate::train::steps::Step;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -43,8 +44,8 @@ pub fn before_start(
     records: &mut Records,
     reporter: &Reporter,
 ) -> Result<()> {
-    let Prepared { corpus, steps, lora, spec, text, checkpoint, .. } = prepared;
-    let Config { gates: set, model, train, export, .. } = config;
+    let Prepared { corpus, steps, lora, checkpoint, .. } = prepared;
+    let Config { gates: set, train, export, .. } = config;
     let mut look = |name: &str, action: Action, gate: &dyn Fn() -> Result<String>| {
         settle(records, name, action, gate).map(|warning| warning.iter().for_each(|text| reporter.warn(text)))
     };
@@ -52,10 +53,6 @@ pub fn before_start(
     look("tokens_per_step", set.tokens_per_step, &|| gates::tokens_per_step(steps, &corpus.train, train, set))?;
     look("single_root", set.single_root, &|| gates::single_root(steps, &corpus.train, &corpus.roots, set))?;
     look("kernels", set.kernels, &|| gates::kernels_as_asked(kernels))?;
-    let tokens = |step: &crate::train::steps::Step| step.batches.iter().map(|b| b.tokens(&corpus.train).0).max();
-    let largest = steps.iter().filter_map(tokens).max().unwrap_or(0);
-    let memory = gates::least_memory(spec, model.weights, lora, text, train, largest);
-    look("free_memory", set.free_memory, &|| gates::free_memory(&memory, free_memory_bytes(&model.device)))?;
     let base_bytes = checkpoint.entries().values().map(|e| e.size_bytes() as u64).sum();
     let left = |asked: bool, name: &str| asked && !folder.join(EXPORT).join(name).exists();
     let disk = gates::least_disk(lora, left(export.adapter, "adapter"), left(export.merged, "merged"), base_bytes);
@@ -73,5 +70,21 @@ pub fn before_start(
         };
         records.insert("template".into(), GateRecord { action, verdict, found });
     }
+    if config.window.open.is_empty() { room(config, prepared, records, reporter) } else { Ok(()) }
+}
+
+/// Lets the gate on the device's free memory look: with a `[window]`, once it has made room.
+///
+/// # Errors
+/// `gate::free_memory`.
+pub fn room(config: &Config, prepared: &Prepared, records: &mut Records, reporter: &Reporter) -> Result<()> {
+    let Prepared { corpus, steps, lora, spec, text, .. } = prepared;
+    let Config { gates: set, model, train, .. } = config;
+    let tokens = |step: &Step| step.batches.iter().map(|b| b.tokens(&corpus.train).0).max();
+    let largest = steps.iter().filter_map(tokens).max().unwrap_or(0);
+    let memory = gates::least_memory(spec, model.weights, lora, text, train, largest);
+    let gate = || gates::free_memory(&memory, free_memory_bytes(&model.device));
+    let warning = settle(records, "free_memory", set.free_memory, gate)?;
+    warning.iter().for_each(|text| reporter.warn(text));
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use super::prepare::Prepared;
 use crate::config::{ModelConfig, Resolved};
-use crate::device::{hardware_name, resolved_f32, resolved_products};
-use crate::error::Result;
+use crate::device;
+use crate::error::{Error, Result};
 use crate::hash::FileHash;
 use crate::plugins::Limits;
 use crate::run::folder::RunFolder;
@@ -12,10 +12,8 @@ use crate::run::provenance::{Implementation, Inputs, PluginRecord, Provenance};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The kernels of a step that compute in f32 whatever the weights are kept as, by name.
-const F32_KERNELS: [&str; 4] = ["windowed_attention", "rms_norm", "rope", "geglu"];
-/// Those that multiply with frozen matrices.
-const WEIGHT_KERNELS: [&str; 3] = ["lora_linear", "moe_experts", "linear_cross_entropy"];
+/// The kernels of a step that multiply with frozen matrices, by name.
+const MULTIPLY_WEIGHTS: [&str; 3] = ["lora_linear", "moe_experts", "linear_cross_entropy"];
 
 /// The provenance of a run of `resolved` as things are now.
 ///
@@ -56,11 +54,17 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         };
         inputs.plugins.insert(plugin.kind.config_key().into(), record);
     }
-    let device = &config.model.device;
+    // A run may be verified from another folder than it was started in.
+    let files = inputs.base.values_mut().chain(&mut inputs.corpus);
+    let single = [&mut inputs.tokenizer, &mut inputs.template, &mut inputs.corpus_manifest];
+    for file in files.chain(single.into_iter().flatten()) {
+        file.path = std::path::absolute(&file.path).map_err(|e| Error::io("find", &file.path, e))?;
+    }
+    let name = &config.model.device;
     let kernels = kernels(&config.model)?;
     let cpu = Machine::cpu(rayon::current_num_threads());
-    let device_name = hardware_name(device)?.unwrap_or_else(|| cpu.device_name.clone());
-    let machine = Machine { device: device.clone(), device_name, ..cpu };
+    let device_name = device::hardware_name(name)?.unwrap_or_else(|| cpu.device_name.clone());
+    let machine = Machine { device: name.clone(), device_name, ..cpu };
     let mut provenance = Provenance::new(folder, resolved, inputs, machine, kernels);
     for (epoch, ids) in &prepared.dropped {
         provenance.verdicts.insert(format!("records dropped by the sampler in epoch {epoch}"), ids.join(", "));
@@ -75,14 +79,15 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
 /// `device::unavailable`.
 pub fn kernels(model: &ModelConfig) -> Result<BTreeMap<String, Implementation>> {
     let ModelConfig { device, weights, .. } = model;
-    let implementation =
-        |name: &str, requested: String, resolved: String| (name.to_string(), Implementation { requested, resolved });
-    let (f32, products) = (resolved_f32(device)?, resolved_products(device, *weights)?);
-    let f32_kernels = F32_KERNELS.iter().map(|name| implementation(name, device.clone(), f32.clone()));
-    let weight_kernels = WEIGHT_KERNELS
-        .iter()
-        .map(|name| implementation(name, format!("{device} {}", weights.name()), products.clone()));
-    Ok(f32_kernels.chain(weight_kernels).collect())
+    let implementation = |(name, resolved): (&str, String)| {
+        // The others compute in f32 whatever the weights are kept as.
+        let requested = match MULTIPLY_WEIGHTS.contains(&name) {
+            true => format!("{device} {}", weights.name()),
+            false => device.clone(),
+        };
+        (name.to_string(), Implementation { requested, resolved })
+    };
+    Ok(device::kernels(device, *weights)?.into_iter().map(implementation).collect())
 }
 
 fn optional<'a>(base: &'a Path, names: &'a [&'a str]) -> impl Iterator<Item = std::path::PathBuf> + 'a {

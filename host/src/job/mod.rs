@@ -15,6 +15,7 @@ use crate::corpus::Corpus;
 use crate::device;
 use crate::eligibility::{self, manifest::Manifest};
 use crate::error::{Error, Result};
+use crate::hash::FileHash;
 use crate::model::adapter::Adapter;
 use crate::model::lora::LoraPlan;
 use crate::report::Reporter;
@@ -77,7 +78,8 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
     let report = serde_json::to_vec_pretty(&prepared.corpus.report).expect("a report is numbers and strings");
     atomic::write(&folder.file(TRUNCATION), &report, Existing::Refuse)?;
-    let corpus = json!({"files": prepared.corpus.files, "sources": prepared.corpus.sources});
+    let Corpus { files, sources, duplicates, .. } = &prepared.corpus;
+    let corpus = json!({"files": files, "sources": sources, "duplicates": duplicates});
     let corpus = serde_json::to_vec_pretty(&corpus).expect("a report is numbers and strings");
     atomic::write(&folder.file(CORPUS), &corpus, Existing::Refuse)?;
     let filtered = serde_json::to_vec_pretty(&prepared.corpus.filtered).expect("a report is numbers and strings");
@@ -85,7 +87,8 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
     session.conclude(provenance, reporter, |session, provenance, reporter| {
-        session.commit_order(&prepared)?;
+        provenance.order_manifest = Some(session.commit_order(&prepared)?);
+        session.check_room(&prepared, provenance, reporter)?;
         session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
         let adapter = Adapter::init(prepared.lora.clone(), config.train.seed, &engine.model.device);
@@ -145,10 +148,11 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     let step = newest.checkpoint.as_ref().map_or(0, |(_, c)| c.step);
     reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
     let session = Session { config, folder: &folder, stop: &stop, started };
-    session.commit_order(&prepared)?;
+    provenance.order_manifest = Some(session.commit_order(&prepared)?);
     provenance.resumed(step, allowed);
     provenance.write(&folder)?;
     session.conclude(provenance, reporter, |session, provenance, reporter| {
+        session.check_room(&prepared, provenance, reporter)?;
         session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
         let device = device::open(&config.model.device)?;
@@ -217,8 +221,9 @@ impl Session<'_> {
         let closed = window.close(reporter);
         match ended.unwrap_or_else(|panic| resume_unwind(panic)) {
             Ok(outcome) => {
+                let step = outcome.step;
                 provenance.outcome = Some(outcome);
-                provenance.write(self.folder)?;
+                provenance.write(self.folder).map_err(|error| self.with_resume_help(error, step))?;
                 closed
             }
             Err(error) => {
@@ -247,6 +252,14 @@ impl Session<'_> {
                 self.folder.path().display()
             )),
         }
+    }
+
+    /// Whether the window made room for the run: nothing is loaded, and no grant is used, before it did.
+    fn check_room(&self, prepared: &Prepared, provenance: &mut Provenance, reporter: &Reporter) -> Result<()> {
+        if self.config.window.open.is_empty() {
+            return Ok(());
+        }
+        gates::room(self.config, prepared, &mut provenance.gates, reporter)
     }
 
     /// Nothing is trained before the grants that permit it are in the ledger as used by this run.
@@ -357,8 +370,9 @@ impl Session<'_> {
     }
 
     /// Writes the order of every epoch, or checks that it is the one written.
-    fn commit_order(&self, prepared: &Prepared) -> Result<()> {
-        let mut manifest = OrderManifest::open(&self.folder.file(ORDER))?;
+    fn commit_order(&self, prepared: &Prepared) -> Result<FileHash> {
+        let path = self.folder.file(ORDER);
+        let mut manifest = OrderManifest::open(&path)?;
         let records = &prepared.corpus.train;
         let epochs = prepared.steps.last().map_or(0, |last| last.epoch + 1);
         for epoch in 0..epochs {
@@ -367,7 +381,7 @@ impl Session<'_> {
             let order = steps.map(|s| s.batches.iter().map(|b| b.rows.iter().map(ids).collect()).collect());
             manifest.commit_epoch(epoch, order.collect())?;
         }
-        Ok(())
+        FileHash::of(&path)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::policies::Policies;
 use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord};
 use crate::corpus::{self, Corpus};
-use crate::device::{self, resolved_f32, resolved_products};
+use crate::device;
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
 use crate::model::checkpoint::Checkpoint;
@@ -17,6 +17,7 @@ use crate::train::engine::Engine;
 use crate::train::gates;
 use crate::train::steps::{Step, epoch_steps};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What is known before the base is read.
@@ -56,6 +57,12 @@ impl Prepared {
         let text = TextConfig::read(&config.model.base)?;
         device::check(&config.model.device, config.model.weights, &text)?;
         let checkpoint = Checkpoint::open(&config.model.base)?;
+        if let Some(format) = checkpoint.format() {
+            let message = format!("{} is quantised as {}", config.model.base.display(), format.name());
+            return Err(Error::new("model::quantization", message)
+                .expected("a base in BF16, F16 or F32")
+                .help("tune the checkpoint that it was made from, and quantise the tuned model: `tunehost export`"));
+        }
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
         gates::quantised(config.model.quantize, &spec, config.model.weights)?;
         let lora = LoraPlan::new(&config.lora, &spec)?;
@@ -86,6 +93,10 @@ impl Prepared {
             reporter.line(corpus.filtered.to_string());
         }
         reporter.line(corpus.report.to_string());
+        let duplicates = corpus.duplicates.to_string();
+        if !duplicates.is_empty() {
+            reporter.line(duplicates);
+        }
         for warning in &corpus.warnings {
             reporter.warn(warning);
         }
@@ -138,11 +149,14 @@ impl Prepared {
             started.elapsed().as_secs_f64()
         ));
         let (device, weights) = (&config.model.device, config.model.weights);
-        let (products, others) = (resolved_products(device, weights)?, resolved_f32(device)?);
-        reporter.line(format!(
-            "kernels     products {products}, others {others} (requested: {device}, weights {})",
-            weights.name()
-        ));
+        let mut by_implementation = BTreeMap::<String, Vec<&str>>::new();
+        for (kernel, resolved) in device::kernels(device, weights)? {
+            by_implementation.entry(resolved).or_default().push(kernel);
+        }
+        for (resolved, kernels) in by_implementation {
+            let requested = format!("(requested: {device}, weights {})", weights.name());
+            reporter.line(format!("kernels     {resolved}: {} {requested}", kernels.join(", ")));
+        }
         reporter.event("loaded", json!({"bytes": read_bytes, "seconds": started.elapsed().as_secs_f64()}));
         let layers = model.layers.len();
         let recompute_layers = match config.train.recompute {

@@ -101,7 +101,7 @@ fn fixed(key: &str) -> Option<&'static str> {
     }
 }
 
-fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
+pub(super) fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
     let Provenance { program, config, inputs, machine, kernels, .. } = provenance;
     let mut out = BTreeMap::new();
     for (key, entry) in config.iter().filter(|(key, _)| decides(key)) {

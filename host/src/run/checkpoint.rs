@@ -164,6 +164,14 @@ pub fn newest_whole(checkpoints: &Path) -> Result<Newest> {
 }
 
 /// The folders called `step-N`, by step.
+/// The checkpoints in the folder `checkpoints`, by step.
+///
+/// # Errors
+/// Class `io`.
+pub fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>> {
+    Ok(by_step(checkpoints)?.into_values().collect())
+}
+
 pub(super) fn by_step(checkpoints: &Path) -> Result<BTreeMap<u64, PathBuf>> {
     let list = match fs::read_dir(checkpoints) {
         Ok(list) => list,

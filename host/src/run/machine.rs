@@ -1,6 +1,7 @@
 //! The machine that a run computes on.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -21,7 +22,30 @@ pub struct Machine {
     pub device_name: String,
     /// Threads that compute.
     pub threads: usize,
+    /// Memory of the machine; nothing where the system does not say.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// The device's driver; nothing for a CPU.
+    #[serde(default)]
+    pub driver: Option<String>,
+    /// The variables of the environment that change what is computed, or where ([`ENVIRONMENT`]), as far as they are set.
+    #[serde(default)]
+    pub environment: BTreeMap<String, String>,
 }
+
+/// Variables that this program, its thread pool, its allocator and the drivers of its devices read.
+const ENVIRONMENT: [&str; 10] = [
+    "TUNEHOST_ISA",
+    "RAYON_NUM_THREADS",
+    "GLIBC_TUNABLES",
+    "MALLOC_ARENA_MAX",
+    "LD_PRELOAD",
+    "CUDA_VISIBLE_DEVICES",
+    "WGPU_ADAPTER_NAME",
+    "WGPU_BACKEND",
+    "VK_DRIVER_FILES",
+    "VK_ICD_FILENAMES",
+];
 
 impl Machine {
     /// This machine, with the CPU as the device.
@@ -35,6 +59,9 @@ impl Machine {
             device_name: cpu.clone(),
             cpu,
             threads,
+            memory_bytes: meminfo("MemTotal:"),
+            driver: None,
+            environment: environment(),
         }
     }
 }
@@ -45,10 +72,20 @@ pub fn free_memory_bytes(name: &str) -> Option<u64> {
     if name != "cpu" {
         return None;
     }
-    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let available = available.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024;
+    let available = meminfo("MemAvailable:")?;
     Some(control_group_bytes().map_or(available, |left| left.min(available)))
+}
+
+/// Bytes of a line of `/proc/meminfo`.
+fn meminfo(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+fn environment() -> BTreeMap<String, String> {
+    let set = ENVIRONMENT.iter().filter_map(|name| Some((name.to_string(), std::env::var(name).ok()?)));
+    set.collect()
 }
 
 fn control_group_bytes() -> Option<u64> {

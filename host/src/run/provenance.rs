@@ -3,13 +3,15 @@
 //! The types here are the file's schema, field by field. It is written when a run starts and rewritten when it is
 //! resumed and when it ends. A resume reads the stored record, makes a [new](Provenance::new) one of what is there now,
 //! has [`changes::refuse_changes`] compare the two, and goes on with the stored one.
+//!
+#![doc = include_str!("provenance.md")]
 
 use super::atomic::{self, Existing};
 use super::changes::{self, Change};
 use super::clock::utc_now;
 use super::folder::{PROVENANCE, RunFolder};
 use super::machine::Machine;
-use crate::config::{Action, Entry, Origin, Resolved, entries};
+use crate::config::{Action, Entry, Origin, Resolved, WeightDtype, entries};
 use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
 use crate::plugins::Limits;
@@ -47,6 +49,15 @@ pub struct Provenance {
     pub machine: Machine,
     /// By kernel (`windowed_attention`, `grouped_mm` and so on): what was asked for and what was used.
     pub kernels: BTreeMap<String, Implementation>,
+    /// By what is stored (`weights`, `adapters` and so on): the number format asked for and used.
+    #[serde(default)]
+    pub dtypes: BTreeMap<String, Implementation>,
+    /// What was compiled and chosen while it ran.
+    #[serde(default)]
+    pub jit: Jit,
+    /// The records of every step, once they are laid out.
+    #[serde(default)]
+    pub order_manifest: Option<FileHash>,
     /// By what they seed.
     pub seeds: BTreeMap<String, u64>,
     /// Each time the run was taken up again.
@@ -73,6 +84,9 @@ pub struct Program {
     pub name: String,
     /// Its version.
     pub version: String,
+    /// The commit that it was built from, with `-dirty` where the sources differed from it; nothing outside a repository.
+    #[serde(default)]
+    pub git_revision: Option<String>,
 }
 
 /// The value of a configuration key.
@@ -125,6 +139,15 @@ pub struct Implementation {
     pub requested: String,
     /// What was used.
     pub resolved: String,
+}
+
+/// Kernels that are made while a run runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Jit {
+    /// How many were compiled: 0 on a CPU, whose kernels are in the program; nothing where the device does not count.
+    pub compiled: Option<u64>,
+    /// By kernel, the variant that measuring chose: no kernel of this version is chosen so.
+    pub autotuned: BTreeMap<String, String>,
 }
 
 /// One resumption.
@@ -288,17 +311,25 @@ impl Provenance {
             let origin = resolved.origins.get(&entry.key).unwrap_or(&Origin::Default).to_string();
             (entry.key.clone(), ConfigValue { value: entry.text(), origin })
         };
+        let machine_is_cpu = machine.device == "cpu";
         Self {
             schema: SCHEMA,
             run_id: new_run_id(folder.path()),
             parent_run: None,
             created: utc_now(),
-            program: Program { name: env!("CARGO_PKG_NAME").into(), version: env!("CARGO_PKG_VERSION").into() },
+            program: Program {
+                name: env!("CARGO_PKG_NAME").into(),
+                version: env!("CARGO_PKG_VERSION").into(),
+                git_revision: option_env!("TUNEHOST_GIT_REVISION").map(String::from),
+            },
             command_line: command_line(),
             config: entries(&resolved.config).into_iter().map(value).collect(),
             config_sha256: changes::config_sha256(&resolved.config),
             inputs,
             machine,
+            dtypes: dtypes(resolved.config.model.weights),
+            jit: Jit { compiled: (machine_is_cpu).then_some(0), ..Jit::default() },
+            order_manifest: None,
             kernels,
             seeds: BTreeMap::from([("train.seed".into(), resolved.config.train.seed)]),
             resumes: Vec::new(),
@@ -345,6 +376,14 @@ impl Provenance {
     }
 }
 
+/// Frozen matrices are kept as they were asked for; everything that is trained or summed is f32.
+fn dtypes(weights: WeightDtype) -> BTreeMap<String, Implementation> {
+    let same = |name: &str| Implementation { requested: name.into(), resolved: name.into() };
+    let f32 = ["norms and router", "adapters", "gradients", "optimizer", "activations", "sums"];
+    let fixed = f32.map(|what| (what.to_string(), same(WeightDtype::F32.name())));
+    fixed.into_iter().chain([("weights".to_string(), same(weights.name()))]).collect()
+}
+
 fn command_line() -> Vec<String> {
     std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
@@ -361,6 +400,7 @@ fn new_run_id(folder: &Path) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::config;
+    use serde_json::Value;
 
     /// Provenance of a run over small files in `root`, with `lr` and a corpus text.
     pub(in crate::run) fn sample(root: &Path, lr: &str, corpus: &str) -> Provenance {
@@ -418,6 +458,83 @@ pub(super) mod tests {
         assert_eq!(provenance.config["train.lr"].origin, "--set train.lr=0.5");
         assert_eq!(provenance.config["train.max_steps"].value, None);
         assert_eq!(provenance.resumes[0].from_step, 7);
+    }
+
+    /// Every node of `value` below the root, as the names that lead to it.
+    fn nodes(value: &Value, path: &[String], out: &mut Vec<Vec<String>>) {
+        let children: Vec<(String, &Value)> = match value {
+            Value::Object(map) => map.iter().map(|(name, child)| (name.clone(), child)).collect(),
+            Value::Array(list) => list.iter().enumerate().map(|(i, child)| (i.to_string(), child)).collect(),
+            _ => Vec::new(),
+        };
+        for (name, child) in children {
+            let path: Vec<String> = path.iter().cloned().chain([name]).collect();
+            nodes(child, &path, out);
+            out.push(path);
+        }
+    }
+
+    #[test]
+    fn every_key_that_is_written_is_documented_and_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let plain = sample(root.path(), "0.5", "{}");
+        let mut full = plain.clone();
+        let file = plain.inputs.tokenizer.clone();
+        (full.inputs.template, full.inputs.corpus_manifest, full.order_manifest) =
+            (file.clone(), file.clone(), file.clone());
+        full.inputs.plugins.get_mut("sampler").unwrap().limits =
+            Some(Limits::configured(crate::plugins::Kind::Sampler, &config::PluginsConfig::default()));
+        full.machine.environment.insert("TUNEHOST_ISA".into(), "avx2".into());
+        full.jit.autotuned.insert("grouped_mm".into(), "tiles of 64".into());
+        full.resumed(3, vec![changes::Change { key: "train.lr".into(), was: None, is: None }]);
+        full.verdicts.insert("records dropped by the sampler in epoch 0".into(), "r1".into());
+        let found = String::new;
+        full.gates
+            .insert("kernels".into(), GateRecord { action: Action::Warn, verdict: Verdict::Warned, found: found() });
+        full.eligibility = Some(EligibilityRecord {
+            overridden_blockers: vec![Overridden { blocker: found(), reason: found(), grant: found() }],
+            substitute_controls: vec![found()],
+            grants: vec![GrantUse { id: found(), scope: found(), operator: found(), expires: found(), uses: 1 }],
+            ledger: Some(LedgerHead { path: found(), sequence: 1, sha256: found() }),
+            ..EligibilityRecord::default()
+        });
+        full.outcome = Some(Outcome {
+            status: Status::Finished,
+            step: 9,
+            ended: utc_now(),
+            reason: None,
+            held_out: [("a".to_string(), HeldOut { before: 6.5, after: 2.5, standard_error: None })].into(),
+            best: Some(BestEvaluation { step: 6, loss: 2.4375 }),
+            exported_step: Some(9),
+            exports: [("export/adapter/a".into(), file.unwrap())].into(),
+        });
+        let table = include_str!("provenance.md").lines().filter(|line| line.starts_with("| `"));
+        let keys =
+            table.flat_map(|line| line.split('|').nth(1).unwrap().split(',').map(|key| key.trim().trim_matches('`')));
+        let documented: Vec<Vec<&str>> = keys.map(|key| key.split('.').collect()).collect();
+        let fits = |key: &Vec<&str>, node: &Vec<String>| {
+            key.len() == node.len() && key.iter().zip(node).all(|(key, name)| *key == "*" || key == name)
+        };
+        let mut all = Vec::new();
+        for sample in [&plain, &full] {
+            let value = serde_json::to_value(sample).unwrap();
+            nodes(&value, &[], &mut all);
+            let mut written = Vec::new();
+            nodes(&value, &[], &mut written);
+            // What holds other keys needs no line of its own.
+            let leaf = |node: &Vec<String>| {
+                let at = node
+                    .iter()
+                    .fold(&value, |at, name| at.get(name).or_else(|| at.get(name.parse::<usize>().ok()?)).unwrap());
+                !(at.is_object() || at.is_array())
+            };
+            for node in written.iter().filter(|node| leaf(node)) {
+                assert!(documented.iter().any(|key| fits(key, node)), "{node:?} is not in provenance.md");
+            }
+        }
+        for key in &documented {
+            assert!(all.iter().any(|node| fits(key, node)), "{key:?} is in provenance.md and not written");
+        }
     }
 
     #[test]
