@@ -1,6 +1,6 @@
 //! `tunehost export`.
 
-use super::ExportArgs;
+use super::{OutputArgs, WeightsArg};
 use crate::config::parse_settings;
 use crate::device;
 use crate::error::{Error, Result};
@@ -12,13 +12,55 @@ use crate::model::config::TextConfig;
 use crate::model::peft;
 use crate::plugins::{Exporter, Identity, Kind, PluginRef};
 use crate::report::{Reporter, bytes};
+use clap::Args;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What is said of the export, beside its files.
 const REPORT: &str = "export.json";
+
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The tune: a run folder, or an adapter folder as PEFT or tunehost writes it.
+    tune: PathBuf,
+    /// The plugin that lays out the export: merge-bf16, merge-then-quantize, peft-adapter, or the path of a .wasm file.
+    #[arg(long, value_name = "PLUGIN", default_value = "merge-bf16")]
+    exporter: String,
+    /// One setting of that plugin: --set scheme=nvfp4a16. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// The folder to write; it must not exist.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// The base that was tuned, where it is not the one that the run or the adapter names.
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
+    /// Records to judge by, which nothing was trained on; of a run without it, its held-out records. May be repeated.
+    #[arg(long, value_name = "FILE")]
+    data: Vec<PathBuf>,
+    /// For an adapter: records to search the scales of a quantised export on, which may be trained ones. May be repeated.
+    #[arg(long, value_name = "FILE")]
+    training_data: Vec<PathBuf>,
+    /// Chat template for `messages` in those files: a file, or the word `base` for the one in the model folder.
+    #[arg(long, value_name = "PATH")]
+    template: Option<String>,
+    /// The export fails under this part of the gain: (base - export) / (base - tuned).
+    #[arg(long, value_name = "PART", default_value_t = 0.8)]
+    min_retained_gain: f64,
+    /// Device to judge on: cpu, or wgpu in a build with that feature.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// How matrices are kept and multiplied to judge by.
+    #[arg(long, value_enum, default_value = "f32")]
+    weights: WeightsArg,
+    /// Also look for the plugin in this folder, before the bundled plugins. May be repeated.
+    #[arg(long, value_name = "DIR")]
+    search_path: Vec<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
 
 pub fn export(args: &ExportArgs) -> Result<()> {
     let mut reporter = args.output.reporter();

@@ -4,6 +4,7 @@
 //! A file becomes a tree of values with lines, trees are merged, flags are laid over them, and the result is
 //! deserialised into the [`schema`](Config), where every error can still name its file and line.
 
+mod data;
 mod de;
 mod flags;
 mod gates;
@@ -14,6 +15,7 @@ mod show;
 mod tree;
 mod validate;
 
+pub use data::*;
 pub use flags::{parse_limits, parse_settings};
 pub use gates::{Action, GatesConfig};
 pub use keys::{Entry, entries};
