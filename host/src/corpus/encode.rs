@@ -56,7 +56,7 @@ impl Encoder {
     ///
     /// # Errors
     /// `corpus::bad_tokenizer`, `corpus::tokenizer_mismatch`, `corpus::no_tokenizer`, `corpus::no_template`, `corpus::bad_template`,
-    /// `corpus::split_turn_token`, `corpus::double_bos`, and those of [`ChatRenderer::new`].
+    /// `corpus::split_turn_token`, `corpus::double_bos`, and those of a template that cannot be read.
     pub fn open(base: &Path, template: Option<&str>, vocab_size: usize, options: EncodeOptions) -> Result<Self> {
         let tokenizer = Tokenizer::open(base)?;
         let base_name = base.display().to_string();

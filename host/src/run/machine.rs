@@ -28,7 +28,7 @@ pub struct Machine {
     /// The device's driver; nothing for a CPU.
     #[serde(default)]
     pub driver: Option<String>,
-    /// The variables of the environment that change what is computed, or where ([`ENVIRONMENT`]), as far as they are set.
+    /// The variables of the environment that change what is computed, or where, as far as they are set.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
 }
