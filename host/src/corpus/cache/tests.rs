@@ -101,15 +101,32 @@ fn row_10_another_tokenizer_template_token_or_option_is_another_file() {
     assert_ne!(identity(), tiny);
 }
 
+/// The verses in a cache of their own.
+struct Written {
+    /// As they are encoded without a cache.
+    plain: Vec<Record>,
+    /// How many they are.
+    all: u64,
+    path: PathBuf,
+    /// The file's bytes.
+    whole: Vec<u8>,
+    /// Where its first line ends.
+    first_line: usize,
+}
+
+fn written(folder: &Path) -> Written {
+    let plain = encode_for_scoring(&encoder(), &verse()).unwrap();
+    encode(folder, &verse());
+    let path = cache_file(folder);
+    let whole = fs::read(&path).unwrap();
+    let first_line = whole.iter().position(|&byte| byte == b'\n').unwrap();
+    Written { all: plain.len() as u64, plain, path, whole, first_line }
+}
+
 #[test]
 fn damage_is_found_said_and_encoded_again() {
     let folder = tempfile::tempdir().unwrap();
-    let plain = encode_for_scoring(&encoder(), &verse()).unwrap();
-    encode(folder.path(), &verse());
-    let all = plain.len() as u64;
-    let path = cache_file(folder.path());
-    let whole = fs::read(&path).unwrap();
-    let first_line = whole.iter().position(|&byte| byte == b'\n').unwrap();
+    let Written { plain, all, path, whole, first_line } = written(folder.path());
     let flip = |at: usize| {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
@@ -132,12 +149,8 @@ fn damage_is_found_said_and_encoded_again() {
 #[test]
 fn what_a_killed_process_wrote_is_kept_up_to_its_last_whole_record() {
     let folder = tempfile::tempdir().unwrap();
-    let plain = encode_for_scoring(&encoder(), &verse()).unwrap();
-    encode(folder.path(), &verse());
-    let all = plain.len() as u64;
-    let path = cache_file(folder.path());
-    let whole = fs::read(&path).unwrap();
-    let first_line = whole.iter().position(|&byte| byte == b'\n').unwrap() + 1;
+    let Written { plain, all, path, whole, first_line } = written(folder.path());
+    let first_line = first_line + 1;
     for end in [0, 1, first_line, first_line + 31, whole.len() / 2, whole.len() - 1] {
         fs::write(&path, &whole[..end]).unwrap();
         let (records, used, _) = encode(folder.path(), &verse());
