@@ -85,7 +85,6 @@ pub fn export(args: &ExportArgs) -> Result<()> {
 
     let tuned = export::tuned(&tune.adapter, &tune.spec, &tune.checkpoint, tune.template.as_deref())?;
     let plan = exporter.plan(&tuned)?;
-    pending.check_space(export::size_bytes(&plan, &tuned))?;
     reporter.line(format!("exporter    {}", exporter.identity()));
     let mut search = None;
     export::carry_out(&plan, &tune.adapter, &tune.checkpoint, &pending, &mut |weights| {

@@ -8,6 +8,7 @@ use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::spec::ModelSpec;
 use crate::plugins::{BaseTensor, ExportPlan, PlannedTensor, Scheme, Source, Tuned};
+use safetensors::View;
 use std::collections::HashMap;
 
 const CONFIG: &str = "config.json";
@@ -64,7 +65,7 @@ pub type ChooseScales<'a> = dyn FnMut(&[&QuantizedWeight]) -> Result<()> + 'a;
 /// are quantised; those whose scales it leaves get plain ones.
 ///
 /// # Errors
-/// `export::dtype`, class `io`, those of `choose`.
+/// `export::dtype`, `export::disk_full`, class `io`, those of `choose`.
 pub fn carry_out(
     plan: &ExportPlan,
     adapter: &Adapter,
@@ -84,7 +85,7 @@ pub fn carry_out(
         quantized.push(weights.collect::<Result<_>>()?);
     }
     set_global_scales(plan, &mut quantized);
-    choose(&quantized.iter().flatten().collect::<Vec<_>>())?;
+    let mut files = Vec::new();
     for (file, quantized) in plan.tensor_files.iter().zip(&quantized) {
         let tensor = |planned: &PlannedTensor| match planned.source {
             Source::Base(index) => {
@@ -104,7 +105,14 @@ pub fn carry_out(
         let tensors = file.tensors.iter().map(|planned| Ok((planned.name.clone(), tensor(planned)?)));
         let mut tensors: Vec<(String, ExportTensor)> = tensors.collect::<Result<_>>()?;
         tensors.extend(quantized.iter().flat_map(QuantizedWeight::tensors));
-        folder.write_tensors(&file.name, tensors)?;
+        files.push((&file.name, tensors));
+    }
+    // Nothing of a tensor is made before it is written, but its size is known.
+    folder
+        .check_space(files.iter().flat_map(|(_, tensors)| tensors).map(|(_, tensor)| tensor.data_len() as u64).sum())?;
+    choose(&quantized.iter().flatten().collect::<Vec<_>>())?;
+    for (name, tensors) in files {
+        folder.write_tensors(name, tensors)?;
     }
     for (name, text) in &plan.texts {
         folder.write(name, text.as_bytes())?;
@@ -113,36 +121,6 @@ pub fn carry_out(
         folder.copy(checkpoint.dir(), name)?;
     }
     Ok(())
-}
-
-/// Bytes of the tensors that `plan` writes; the files' headers and texts are small beside them.
-pub fn size_bytes(plan: &ExportPlan, tuned: &Tuned) -> u64 {
-    let elements = |shape: &[u64]| shape.iter().product::<u64>();
-    let width = |tensor: usize| tuned.base_tensors[tensor].shape.last().copied().unwrap_or(1);
-    let planned = plan.tensor_files.iter().flat_map(|file| &file.tensors).map(|planned| match planned.source {
-        Source::Base(index) | Source::Merged(index, _) => {
-            let BaseTensor { shape, dtype, .. } = &tuned.base_tensors[index];
-            let digits: String = dtype.chars().filter(char::is_ascii_digit).take(2).collect();
-            let own = digits.parse::<u64>().map_or(8, |bits| bits.div_ceil(8));
-            elements(shape) * planned.dtype.map_or(own, |dtype| dtype.bitsize() as u64 / 8)
-        }
-        Source::A(module) | Source::B(module) => {
-            let shape = &tuned.base_tensors[tuned.module_tensors[module] as usize].shape;
-            let side = if matches!(planned.source, Source::A(_)) { shape.last() } else { shape.first() };
-            side.copied().unwrap_or(0)
-                * u64::from(tuned.rank)
-                * planned.dtype.map_or(4, |dtype| dtype.bitsize() as u64 / 8)
-        }
-    });
-    let quantized = plan.tensor_files.iter().flat_map(|file| &file.quantized).map(|module| {
-        let (rows, width) = (module.rows.len() as u64, width(module.tensor));
-        rows * match module.scheme {
-            Scheme::Fp8 => width + 2,
-            Scheme::Int4(group) => width / 2 + 2 * width / group as u64,
-            Scheme::Nvfp4 => width / 2 + width / 16,
-        }
-    });
-    planned.sum::<u64>() + quantized.sum::<u64>()
 }
 
 /// Modules that a server multiplies with at once have one global scale, of the largest weight among them.

@@ -11,7 +11,7 @@ mod search;
 pub mod source;
 mod tensor;
 
-pub use carry_out::{ChooseScales, carry_out, size_bytes, tuned};
+pub use carry_out::{ChooseScales, carry_out, tuned};
 pub use proof::{Judge, OnDisk, Proof, Verdict};
 pub use search::{SearchReport, search_scales};
 pub use tensor::QuantizedWeight;
@@ -89,7 +89,7 @@ impl PendingFolder {
     ///
     /// # Errors
     /// `export::disk_full`.
-    pub fn check_space(&self, needed: u64) -> Result<()> {
+    fn check_space(&self, needed: u64) -> Result<()> {
         let free = free_disk_bytes(&self.temporary).unwrap_or(u64::MAX);
         match free >= needed {
             true => Ok(()),
