@@ -6,7 +6,7 @@ use common::short::{assert_same, config, contents, provenance};
 use common::{fails, ok, output, tunehost};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A run whose commands write down their names.
@@ -46,6 +46,10 @@ impl Case {
 
 fn words(args: &[String]) -> Vec<&str> {
     args.iter().map(String::as_str).collect()
+}
+
+fn send(signal: &str, child: &Child) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
 fn wait_for(path: &Path) {
@@ -121,7 +125,7 @@ fn a_signal_and_an_error_close_the_window_too() {
     let case = Case::new(r#"[["sh", "-c", "NOTE open-0; sleep 2"]]"#, CLOSE);
     let child = tunehost(&words(&case.start())).stdout(Stdio::null()).spawn().unwrap();
     wait_for(&case.folder.path().join("notes"));
-    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    send("-TERM", &child);
     assert!(child.wait_with_output().unwrap().status.success());
     assert_eq!(case.notes(), ["open-0", "close-0"]);
     assert_eq!(provenance(&case.run())["outcome"]["status"], "stopped");
@@ -135,7 +139,34 @@ fn a_signal_and_an_error_close_the_window_too() {
 }
 
 #[test]
-fn after_a_kill_a_resume_says_so_and_opens_again() {
+fn a_second_interrupt_closes_the_window_before_it_ends_the_process() {
+    // In a command of `open`, and in a step: neither is waited for.
+    let opening = Case::new(r#"[["sh", "-c", "NOTE open-0; exec sleep 60"], ["sh", "-c", "NOTE never"]]"#, CLOSE);
+    let training = Case::new(OPEN, CLOSE);
+    let text = fs::read_to_string(&training.config).unwrap();
+    let text = text.replace("root = \"records\" }", "root = \"records\", weight = 900.0 }");
+    fs::write(&training.config, text.replace("accumulation = 1", "accumulation = 9000")).unwrap();
+    for (case, begun, opened) in [
+        (&opening, opening.folder.path().join("notes"), &["open-0"][..]),
+        (&training, training.run().join("held-out/step-000000.json"), &["open-0", "open 1"]),
+    ] {
+        let child = tunehost(&words(&case.start())).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for(&begun);
+        let interrupted = Instant::now();
+        send("-INT", &child);
+        send("-INT", &child);
+        let out = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(130), "{said}");
+        assert!(interrupted.elapsed() < Duration::from_secs(20), "it waits for nothing but window.close");
+        assert!(said.contains("interrupted again: window.close, then the end"), "{said}");
+        assert_eq!(case.notes(), [opened, &["close-0"]].concat());
+        assert!(case.log().contains("\nthe seat is back\n") && !case.run().join("window.open").exists());
+    }
+}
+
+#[test]
+fn after_a_kill_a_resume_says_so_and_closes_however_it_ends() {
     let case = Case::new(OPEN, CLOSE);
     ok(&words(&case.start()));
     let whole = contents(&case.run());
@@ -145,11 +176,28 @@ fn after_a_kill_a_resume_says_so_and_opens_again() {
     wait_for(&case.run().join("metrics.jsonl"));
     child.kill().unwrap();
     child.wait().unwrap();
-    let out = output(&["resume", case.run().to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{said}");
-    assert!(said.contains("was killed, and window.close may not have run"), "{said}");
-    let rounds = [["open-0", "open 1", "close-0"].as_slice(), &["open-0", "open 1"], &["open-0", "open 1", "close-0"]];
-    assert_eq!(case.notes(), rounds.concat());
+    let run = case.run();
+    let resume = ["resume", run.to_str().unwrap()];
+    let resumed = |more: &[&str], code: i32| {
+        let out = output(&[&resume[..], more].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(code), "{said}");
+        said.contains("was killed in its window: window.close runs when this one ends")
+    };
+    // The one that is refused closes what the killed one left open, and the next one finds it closed.
+    let (opened, closed) = (["open-0", "open 1"], ["close-0"]);
+    let mut notes = [&["open-0", "open 1", "close-0"][..], &opened].concat();
+    assert_eq!(case.notes(), notes);
+    assert!(resumed(&["--set", "train.lr=5"], 6));
+    notes.extend(closed);
+    assert_eq!(case.notes(), notes);
+    assert!(!resumed(&["--set", "train.lr=5"], 6));
+    assert_eq!(case.notes(), notes);
+
+    // One that goes on opens again, for what was left open may not have opened to its end.
+    fs::write(case.run().join("window.open"), "").unwrap();
+    assert!(resumed(&[], 0));
+    notes.extend(opened.iter().chain(&closed));
+    assert_eq!(case.notes(), notes);
     assert_same(&whole, &case.run(), "killed in its window");
 }

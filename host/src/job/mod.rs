@@ -23,7 +23,7 @@ use crate::run::atomic::{self, Existing};
 use crate::run::changes::refuse_changes;
 use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::utc_now;
-use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION, WINDOW_LOG};
+use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION};
 use crate::run::manifest::OrderManifest;
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
@@ -36,7 +36,6 @@ use policies::Policies;
 use prepare::Prepared;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::Instant;
 use training::{Loop, Progress};
@@ -86,7 +85,8 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     atomic::write(&folder.file(FILTER), &filtered, Existing::Refuse)?;
     provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
-    session.conclude(provenance, reporter, |session, provenance, reporter| {
+    let window = Window::new(&config.window, &folder);
+    session.conclude(window, provenance, reporter, |session, provenance, reporter| {
         provenance.order_manifest = Some(session.commit_order(&prepared)?);
         session.check_room(&prepared, provenance, reporter)?;
         session.consume_grants(provenance)?;
@@ -118,6 +118,13 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     let folder = RunFolder::open(dir)?;
     let resolved = config::load(&folder.file(CONFIG), otherwise.sets, otherwise.plugins)?;
     let config = &resolved.config;
+    // Before anything can fail: what a process that was killed left open is closed, also where this one is refused.
+    let window = Window::new(&config.window, &folder);
+    if window.is_open() {
+        reporter.warn(
+            "the process before this one was killed in its window: window.close runs when this one ends, however it does",
+        );
+    }
     let mut provenance = Provenance::read(folder.path())?;
     let _lease = gates::take_device(config, &mut provenance.gates, reporter)?;
     let manifest = manifest(config)?;
@@ -139,19 +146,13 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     for broken in &newest.broken {
         reporter.warn(format!("passed over: {broken}"));
     }
-    if provenance.outcome.is_none() && !config.window.open.is_empty() {
-        reporter.warn(format!(
-            "the process before this one was killed, and window.close may not have run: see {}; window.open runs again now",
-            folder.file(WINDOW_LOG).display()
-        ));
-    }
     let step = newest.checkpoint.as_ref().map_or(0, |(_, c)| c.step);
     reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
     let session = Session { config, folder: &folder, stop: &stop, started };
     provenance.order_manifest = Some(session.commit_order(&prepared)?);
     provenance.resumed(step, allowed);
     provenance.write(&folder)?;
-    session.conclude(provenance, reporter, |session, provenance, reporter| {
+    session.conclude(window, provenance, reporter, |session, provenance, reporter| {
         session.check_room(&prepared, provenance, reporter)?;
         session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
@@ -204,22 +205,18 @@ impl Session<'_> {
     /// Opens the window, runs `work`, closes the window and writes how it ended into provenance, also when it failed.
     fn conclude(
         &self,
+        window: Window,
         mut provenance: Provenance,
         reporter: &mut Reporter,
         work: impl FnOnce(&Self, &mut Provenance, &mut Reporter) -> Result<Outcome>,
     ) -> Result<()> {
-        let mut window = Window::new(&self.config.window, self.folder);
-        // A panic is a bug; also after one, the window is to be closed.
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            window.open(self.stop, reporter)?;
-            if self.stop.is_set() {
-                return Ok(self.interrupted("a signal asked it to stop", self.saved_step(), reporter));
-            }
-            work(self, &mut provenance, reporter)
-        }));
+        let ended = window.open(self.stop, reporter).and_then(|()| match self.stop.is_set() {
+            true => Ok(self.interrupted("a signal asked it to stop", self.saved_step(), reporter)),
+            false => work(self, &mut provenance, reporter),
+        });
         reporter.finish_steps();
         let closed = window.close(reporter);
-        match ended.unwrap_or_else(|panic| resume_unwind(panic)) {
+        match ended {
             Ok(outcome) => {
                 let step = outcome.step;
                 provenance.outcome = Some(outcome);

@@ -163,8 +163,7 @@ pub fn newest_whole(checkpoints: &Path) -> Result<Newest> {
     Ok(Newest { checkpoint: None, broken })
 }
 
-/// The folders called `step-N`, by step.
-/// The checkpoints in the folder `checkpoints`, by step.
+/// The checkpoints in the folder `checkpoints`, in the order of their steps.
 ///
 /// # Errors
 /// Class `io`.

@@ -24,6 +24,8 @@ pub const TRUNCATION: &str = "truncation-report.json";
 pub const FILTER: &str = "filter-report.json";
 /// What the commands of `[window]` printed, with when each began and how it ended.
 pub const WINDOW_LOG: &str = "window.log";
+/// There while the commands of `window.close` are due.
+pub const WINDOW_OPEN: &str = "window.open";
 /// Folder of `step-N/` ([`super::checkpoint`]).
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of the exported adapter and model.

@@ -1,5 +1,5 @@
 //! For a machine that is yours until a given time: saves by time as usual, and ends the run while one more step, and the
-//! save after it, would no longer be sure to fit.
+//! save after it, would no longer be sure to fit. Steps go on while a save is written, and one save waits for the one before.
 
 use serde::Deserialize;
 use tunehost_plugin_sdk::{CheckpointScheduler, Decision, Memory, Plugin, StepInfo};
@@ -30,7 +30,7 @@ struct Window {
     until_ms: u64,
     interval_ms: u64,
     margin_ms: u64,
-    /// When the step before ended, its save counted.
+    /// When the step before ended.
     ready_ms: Option<u64>,
     slowest_step_ms: u64,
 }
@@ -50,7 +50,7 @@ impl Plugin for Window {
     "minutes": { "type": "number", "exclusiveMinimum": 0, "default": 15, "description": "Minutes between two saves" },
     "margin_seconds": {
       "type": "integer", "minimum": 0, "maximum": 4294967295, "default": 60,
-      "description": "Kept free beside the slowest step so far and the last save"
+      "description": "Kept free beside the slowest step so far and the save after it"
     }
   }
 }"#;
@@ -77,11 +77,16 @@ impl CheckpointScheduler for Window {
         let step_ms = since_ready_ms.min(info.since_last_save_ms);
         self.slowest_step_ms = self.slowest_step_ms.max(step_ms);
 
-        let needed_ms = self.slowest_step_ms.saturating_add(info.last_save_cost_ms).saturating_add(self.margin_ms);
+        let due = info.since_last_save_ms >= self.interval_ms;
+        // What is left to write of the save before, or of one that is begun now: the next save waits for it.
+        let since_save_ms = if due { 0 } else { info.since_last_save_ms };
+        let writing_ms = info.last_save_cost_ms.saturating_sub(since_save_ms);
+        let next_ms = self.slowest_step_ms.max(writing_ms);
+        let needed_ms = next_ms.saturating_add(info.last_save_cost_ms).saturating_add(self.margin_ms);
         let left_ms = self.until_ms.saturating_sub(now_ms);
         let stop = info.step < info.total_steps && left_ms < needed_ms;
-        let save = !stop && info.since_last_save_ms >= self.interval_ms;
-        self.ready_ms = Some(now_ms.saturating_add(if save { info.last_save_cost_ms } else { 0 }));
+        let save = !stop && due;
+        self.ready_ms = Some(now_ms);
         let reason = match (stop, save) {
             (true, _) => format!(
                 "{} s left until {}, {} s needed for a step, its save and the margin",
@@ -148,7 +153,7 @@ mod tests {
 
     #[test]
     fn one_more_step_its_save_and_the_margin_must_fit() {
-        // Steps of 10 s, a save of 20 s, 5 s of margin: 35 s.
+        // Steps of 10 s, a save of 20 s that was written 10 s ago, 5 s of margin: 35 s.
         let mut ready = window(5);
         assert!(!stops(&mut ready, info(1, 55_000, 20_000)));
         assert!(!stops(&mut ready, info(2, 45_000, 20_000)));
@@ -158,19 +163,37 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_step_counts_and_a_save_is_no_step() {
+    fn the_slowest_step_counts_and_a_save_takes_nothing_of_a_step() {
         let mut slow = window(0);
         assert!(!stops(&mut slow, info(1, 100_000, 0)));
         assert!(!stops(&mut slow, StepInfo { since_last_save_ms: 50_000, ..info(2, 60_000, 0) }));
         assert!(!stops(&mut slow, info(3, 50_000, 0)));
         assert!(stops(&mut slow, info(4, 39_000, 0)), "the second step took 40 s");
 
+        // A save of 60 s is written while two steps of 40 s run.
         let mut saving = window(0);
+        saving.ready_ms = Some(CLOSES_MS - 540_000);
         let due = StepInfo { since_last_save_ms: 900_000, ..info(50, 500_000, 60_000) };
-        saving.ready_ms = Some(CLOSES_MS - 510_000);
         assert!(saving.after_step(due).unwrap().save);
-        assert!(!stops(&mut saving, info(51, 430_000, 60_000)));
-        assert_eq!(saving.slowest_step_ms, 10_000);
+        assert!(!stops(&mut saving, StepInfo { since_last_save_ms: 40_000, ..info(51, 460_000, 60_000) }));
+        assert_eq!(saving.slowest_step_ms, 40_000);
+    }
+
+    #[test]
+    fn a_save_waits_for_the_one_that_is_written() {
+        // Steps of 10 s and saves of 60 s: one that is due now is written for 60 s, and so is the last one after it.
+        let ready = |left_ms: u64| Window { ready_ms: Some(CLOSES_MS - left_ms - 10_000), ..window(0) };
+        let due = |left_ms| StepInfo { since_last_save_ms: 900_000, ..info(9, left_ms, 60_000) };
+        assert!(!stops(&mut ready(120_000), due(120_000)));
+        assert!(stops(&mut ready(119_999), due(119_999)));
+        // Begun 45 s ago: 15 s are left of it.
+        let begun = |left_ms| StepInfo { since_last_save_ms: 45_000, ..info(9, left_ms, 60_000) };
+        assert!(!stops(&mut ready(75_000), begun(75_000)));
+        assert!(stops(&mut ready(74_999), begun(74_999)));
+        // Long written: the step alone counts.
+        let written = |left_ms| StepInfo { since_last_save_ms: 300_000, ..info(9, left_ms, 60_000) };
+        assert!(!stops(&mut ready(70_000), written(70_000)));
+        assert!(stops(&mut ready(69_999), written(69_999)));
     }
 
     #[test]
