@@ -79,7 +79,7 @@ fn a_window_is_one_mean_over_its_tokens_however_it_is_split() {
         let mut trainer =
             Trainer { config: &config, engine: &engine, records: &records, total_steps: 1, adapter, optimizer };
         let batches = batches.into_iter().map(|rows| MicroBatch { rows }).collect();
-        trainer.step(0, &Step { epoch: 0, batches }, &mut StepGates::new(&GatesConfig::default())).unwrap()
+        trainer.step(0, &Step { epoch: 0, batches }, &mut StepGates::new(&GatesConfig::default(), None)).unwrap()
     };
     let together = run(vec![vec![vec![0], vec![1], vec![2]]]);
     let trained: usize = records.iter().map(|r| r.trained_tokens()).sum();
@@ -163,7 +163,7 @@ fn a_step_with_nothing_trained_or_no_finite_loss_is_not_applied() {
     let mut trainer =
         Trainer { config: &config, engine: &engine, records: &records, total_steps: 1, adapter: start, optimizer };
     let step = |row: u32| Step { epoch: 0, batches: vec![MicroBatch { rows: vec![vec![row]] }] };
-    let mut gates = StepGates::new(&GatesConfig::default());
+    let mut gates = StepGates::new(&GatesConfig::default(), None);
     let e = trainer.step(0, &step(0), &mut gates).unwrap_err();
     assert_eq!(e.code(), "gate::nothing_trained");
     assert!(e.to_string().contains("record-1"), "{e}");
@@ -172,7 +172,7 @@ fn a_step_with_nothing_trained_or_no_finite_loss_is_not_applied() {
     assert_eq!(trainer.optimizer.step, 0);
     // Where it may go on, the step is counted and its update left out.
     let still = values(&trainer.adapter.modules[1].a);
-    let mut gates = StepGates::new(&GatesConfig { not_finite: Action::Warn, ..GatesConfig::default() });
+    let mut gates = StepGates::new(&GatesConfig { not_finite: Action::Warn, ..GatesConfig::default() }, None);
     assert!(!trainer.step(0, &step(1), &mut gates).unwrap().grad_norm.is_finite());
     assert_eq!(trainer.optimizer.step, 1);
     assert_eq!(values(&trainer.adapter.modules[1].a), still);

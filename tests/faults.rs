@@ -7,7 +7,7 @@ use common::short::{assert_same, config, contents, fault_library};
 use common::{fails, ok, output, tunehost};
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 const ENOSPC: &str = "28";
 const EROFS: &str = "30";
@@ -61,6 +61,23 @@ fn a_full_disk_is_one_error_and_the_run_goes_on_when_there_is_room() {
         at += 4;
     }
     assert!(full >= 8 && saved >= 3, "{full} full disks, {saved} of them after a checkpoint");
+}
+
+#[test]
+fn a_file_beyond_the_limit_is_one_error_and_the_run_goes_on_without_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (whole, run) = (dir.path().join("whole"), dir.path().join("run"));
+    ok(&["run", config.to_str().unwrap(), "--run-dir", whole.to_str().unwrap()]);
+    // A mebibyte: the optimiser's state is larger.
+    let start = tunehost(&["run", config.to_str().unwrap(), "--run-dir", run.to_str().unwrap()]);
+    let mut limited = Command::new("bash");
+    limited.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(start.get_program()).args(start.get_args());
+    limited.envs(start.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let said = one_error(&limited.current_dir(common::root()).output().unwrap());
+    assert!(said.contains("optimizer.safetensors: File too large") && said.contains("ulimit -f"), "{said}");
+    ok(&["resume", run.to_str().unwrap()]);
+    assert_same(&contents(&whole), &run, "a file was too large");
 }
 
 #[test]

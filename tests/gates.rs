@@ -2,10 +2,11 @@
 
 mod common;
 
+use common::short::provenance;
 use common::{fails, ok, root, tunehost};
-use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 /// The bundled base on records of two roots, the one after the other.
 fn config(dir: &Path) -> PathBuf {
@@ -20,7 +21,7 @@ fn config(dir: &Path) -> PathBuf {
         r#"
 name = "short"
 model.base = "{}"
-data = {{ max_seq_len = 128, held_out = 0.0, sources = [{{ path = "one.jsonl", root = "one" }}, {{ path = "two.jsonl", root = "two" }}] }}
+data = {{ template = "base", max_seq_len = 128, held_out = 0.0, sources = [{{ path = "one.jsonl", root = "one" }}, {{ path = "two.jsonl", root = "two" }}] }}
 train = {{ micro_batch = 1, accumulation = 4, lr = 1e-3 }}
 export.merged = false
 "#,
@@ -58,12 +59,87 @@ fn each_gate_says_what_it_found_and_which_key_lets_it_through() {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(out.status.success() && said.contains("warning: gate single_root: 6 of 6"), "{said}");
     assert!(said.contains("warning: gate loss_spike: step "), "{said}");
-    let provenance: Value = serde_json::from_slice(&fs::read(run_dir.join("provenance.json")).unwrap()).unwrap();
+    let provenance = provenance(&run_dir);
     let verdict = |name: &str| provenance["gates"][name]["verdict"].as_str().unwrap().to_string();
-    assert_eq!(
-        ["single_root", "loss_spike", "tokens_per_step", "inert_adapter", "device"].map(verdict),
-        ["warned", "warned", "off", "passed", "passed"]
-    );
+    assert_eq!(["single_root", "loss_spike", "tokens_per_step"].map(verdict), ["warned", "warned", "off"]);
+    for name in [
+        "device",
+        "quantize",
+        "kernels",
+        "template",
+        "nothing_trained",
+        "free_disk",
+        "free_memory",
+        "not_finite",
+        "zero_gradient",
+        "inert_adapter",
+    ] {
+        assert_eq!(verdict(name), "passed", "{name}");
+    }
+}
+
+#[test]
+fn an_adapter_that_does_not_move_ends_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run_dir = dir.path().join("run");
+    // An update that is nothing in f32.
+    let rate = ["--set", "train.lr=1e-60", "--set", "train.warmup_steps=0"];
+    let run = ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
+    let said = fails(&[&run[..], &rate].concat(), 7);
+    assert!(said.contains("gate::inert_adapter") && said.contains("gates.inert_adapter=warn"), "{said}");
+    assert_eq!(provenance(&run_dir)["gates"]["inert_adapter"]["verdict"], "stopped");
+    assert!(!run_dir.join("checkpoints").exists() && !run_dir.join("export").exists());
+    ok(&["resume", run_dir.to_str().unwrap(), "--set", "gates.inert_adapter=warn"]);
+    assert_eq!(provenance(&run_dir)["gates"]["inert_adapter"]["verdict"], "warned");
+}
+
+#[test]
+fn what_is_not_as_asked_stops_or_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run = |name: &str, more: &[&str]| {
+        let run_dir = dir.path().join(name);
+        let args =
+            ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap(), "--set", "train.max_steps=1"];
+        let out = tunehost(&[&args[..], more].concat()).env("TUNEHOST_ISA", "portable").output().unwrap();
+        let gates = run_dir.exists().then(|| provenance(&run_dir)["gates"].clone());
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned(), gates)
+    };
+    // No kernel of this instruction set multiplies bf16.
+    let bf16 = ["--set", "model.weights=bf16"];
+    let (code, said, gates) = run("kernel", &[&bf16[..], &["--set", "gates.kernels=stop"]].concat());
+    assert!(code == Some(7) && gates.is_none(), "{said}");
+    assert!(said.contains("gate::kernels") && said.contains("lora_linear: asked for cpu bf16, resolved to "), "{said}");
+    let (code, said, gates) = run("kernel", &bf16);
+    assert!(code == Some(0) && said.contains("warning: gate kernels: "), "{said}");
+    assert_eq!(gates.unwrap()["kernels"]["verdict"], "warned");
+
+    let template = dir.path().join("other.jinja");
+    let shipped = fs::read_to_string(root().join("tests/fixtures/tiny-base/chat_template.jinja")).unwrap();
+    fs::write(&template, shipped + "{# another #}").unwrap();
+    let other = format!("data.template={}", template.display());
+    let (code, said, gates) = run("template", &["--set", &other]);
+    assert!(code == Some(3) && said.contains("corpus::template_mismatch") && gates.is_none(), "{said}");
+    let (code, said, gates) = run("template", &["--set", &other, "--set", "template.accept_mismatch=true"]);
+    assert_eq!((code, &gates.unwrap()["template"]["verdict"]), (Some(0), &"warned".into()), "{said}");
+}
+
+#[test]
+fn a_warning_that_nobody_can_read_stops_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run_dir = dir.path().join("run");
+    let more = ["--plugins", "sampler=in-order", "--set", "gates.single_root=warn"];
+    let run = ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
+    let mut child =
+        tunehost(&[&run[..], &more].concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // As where a terminal is gone, or a pager was left.
+    drop((child.stdout.take(), child.stderr.take()));
+    assert!(child.wait().unwrap().success());
+    let provenance = provenance(&run_dir);
+    assert_eq!(provenance["gates"]["single_root"]["verdict"], "warned");
+    assert_eq!(provenance["outcome"]["status"], "finished");
 }
 
 #[test]
@@ -78,8 +154,7 @@ fn a_run_whose_loss_is_no_number_ends_and_provenance_says_so() {
     let said = fails(&[&run[..], &rate, &["--set", "plugins.config.checkpoint_scheduler.n=1"]].concat(), 7);
     assert!(said.contains("gate::not_finite") && said.contains("step 2 has loss"), "{said}");
     assert!(said.contains("gates.not_finite=warn") && said.contains("tunehost resume"), "{said}");
-    let provenance =
-        || -> Value { serde_json::from_slice(&fs::read(run_dir.join("provenance.json")).unwrap()).unwrap() };
+    let provenance = || provenance(&run_dir);
     assert_eq!(provenance()["gates"]["not_finite"]["verdict"], "stopped");
     assert_eq!(provenance()["outcome"]["status"], "failed");
     // What lets a run go on may change on a resume: it decides nothing of what is computed.

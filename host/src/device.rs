@@ -71,6 +71,14 @@ pub fn hardware_name(name: &str) -> Result<Option<String>> {
     Ok(None)
 }
 
+/// What of the kernels of the device `name` is compiled in a run, in words.
+pub fn compilation(name: &str) -> &'static str {
+    match name {
+        "cpu" => "nothing: the kernels are in the program, and the instruction set alone chooses among them",
+        _ => "each kernel, by the driver and for its shapes, when it is first launched; none is chosen by measuring",
+    }
+}
+
 /// What every kernel of a step resolves to on the device `name` with frozen matrices kept as `weights`, by the kernel's
 /// name: who computes and in what, on the CPU with the instruction set that was detected. Nothing else is tried if that fails.
 ///

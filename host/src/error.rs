@@ -31,6 +31,7 @@ impl Error {
     pub fn io(doing: &str, path: &std::path::Path, source: std::io::Error) -> Self {
         let help = match source.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some("make room there, and try again"),
+            ErrorKind::FileTooLarge => Some("raise the limit of file sizes (ulimit -f), or name another file system"),
             ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => {
                 Some("make it writable or readable for this user, or name another place")
             }

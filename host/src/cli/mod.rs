@@ -419,11 +419,17 @@ enum RunsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Hash again what the run recorded: base, tokenizer, template, corpus, plugins, order, checkpoints, exports; exit code 6
-    /// where something is not as it was.
+    /// Hash again what the run recorded: base, tokenizer, template, corpus, plugins, order, logs, checkpoints, exports; and compute
+    /// again its order, steps and held-out losses. Exit code 6 where something is not as it was.
     Verify {
         /// The run folder.
         run: PathBuf,
+        /// Optimiser steps to compute again, before the last one as far as there is a checkpoint to start from.
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        steps: u64,
+        /// Compute nothing: a base need not fit into memory then.
+        #[arg(long, conflicts_with = "steps")]
+        hashes_only: bool,
         /// As JSON.
         #[arg(long)]
         json: bool,

@@ -2,6 +2,7 @@
 
 use super::{RunsCommand, print, print_as};
 use crate::error::{Error, Result};
+use crate::job;
 use crate::run::provenance::{Outcome, Provenance, Status, Verdict};
 use crate::run::{diff, verify};
 use serde_json::json;
@@ -16,8 +17,13 @@ pub fn execute(command: &RunsCommand) -> Result<()> {
             let found = diff::differences(&Provenance::read(a)?, &Provenance::read(b)?);
             print_as(*json, || json!(found), || diff::text(&found))
         }
-        RunsCommand::Verify { run, json } => {
-            let checks = verify::verify(run)?;
+        RunsCommand::Verify { run, steps, hashes_only, json } => {
+            let mut checks = verify::verify(run)?;
+            if !hashes_only {
+                checks.extend(
+                    job::recompute(run, *steps).unwrap_or_else(|error| vec![verify::not_recomputed(run, &error)]),
+                );
+            }
             print_as(*json, || json!(checks), || verify::text(&checks))?;
             verify::verdict(run, &checks)
         }
@@ -76,6 +82,9 @@ fn show(run: &Path, json: bool) -> Result<()> {
     let mut text = String::new();
     let mut row = |name: &str, value: String| writeln!(text, "{name:<12} {value}").unwrap();
     row("run", provenance.run_id.clone());
+    if let Some(parent) = &provenance.parent_run {
+        row("starts from", parent.clone());
+    }
     row("started", format!("{}  {}", provenance.created, provenance.command_line.join(" ")));
     for resume in &provenance.resumes {
         row("resumed", format!("{} after step {}  {}", resume.at, resume.from_step, resume.command_line.join(" ")));

@@ -17,6 +17,7 @@ pub fn holds_path(key: &str) -> bool {
         "model.base",
         "data.template",
         "data.cache",
+        "lora.init",
         "plugins.search_path",
         "eligibility.manifest",
         "eligibility.grants",
@@ -56,6 +57,9 @@ fn for_each_path(config: &mut Config, change: &mut dyn FnMut(&str, &Path) -> Pat
     }
     if let Some(cache) = config.data.cache.as_mut().filter(|cache| *cache != "off") {
         *cache = into_string(change("data.cache", Path::new(cache)));
+    }
+    if let Some(init) = &mut config.lora.init {
+        *init = change("lora.init", init);
     }
     for (kind, plugin) in PLUGIN_KINDS.into_iter().zip(config.plugins.named_mut()) {
         if is_plugin_path(plugin) {

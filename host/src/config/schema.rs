@@ -154,6 +154,9 @@ pub struct LoraConfig {
     pub dropout: f64,
     /// Adapted modules.
     pub targets: Targets,
+    /// The adapter to start from: the folder of a run, whose exported adapter it is, or a PEFT folder. Without it A is random
+    /// and B zero.
+    pub init: Option<PathBuf>,
 }
 
 impl Default for LoraConfig {
@@ -165,6 +168,7 @@ impl Default for LoraConfig {
             rslora: false,
             dropout: 0.0,
             targets: Targets::Names(names.map(String::from).into()),
+            init: None,
         }
     }
 }

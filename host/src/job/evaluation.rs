@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
-use crate::run::folder::RunFolder;
+use crate::run::folder::{HELD_OUT, RunFolder};
 use crate::run::metrics::{HeldOutMetrics, Metric};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
@@ -15,8 +15,10 @@ use serde_json::json;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Folder of the held-out losses, one file for each evaluated step.
-const HELD_OUT: &str = "held-out";
+/// The file in [`HELD_OUT`] with the losses after `step` steps.
+pub fn losses_name(step: u64) -> String {
+    format!("step-{step:06}.json")
+}
 
 /// What an evaluation needs.
 pub struct Evaluation<'a> {
@@ -27,6 +29,8 @@ pub struct Evaluation<'a> {
     pub roots: &'a [String],
     /// The held-out records to evaluate.
     pub records: &'a [&'a Record],
+    /// The adapter before the first step, where it is not a fresh one, which adds nothing.
+    pub initial: Option<&'a Adapter>,
     pub stop: &'a StopRequest,
 }
 
@@ -46,7 +50,7 @@ impl Evaluation<'_> {
             return Ok(None);
         }
         let dir = self.folder.file(HELD_OUT);
-        let path = dir.join(format!("step-{step:06}.json"));
+        let path = dir.join(losses_name(step));
         if path.exists() {
             let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
             let losses: Option<Vec<RecordLoss>> = serde_json::from_slice(&text).ok();
@@ -91,8 +95,8 @@ impl Evaluation<'_> {
     /// # Errors
     /// As [`Evaluation::losses`].
     pub fn at_step(&self, adapter: &Adapter, step: u64, reporter: &mut Reporter) -> Result<Option<HeldOutMetrics>> {
-        // Before the first step the adapters add nothing: these are the losses that the run is compared with.
-        let adapter = (step > 0).then_some(adapter);
+        // Before the first step: these are the losses that the run is compared with.
+        let adapter = if step > 0 { Some(adapter) } else { self.initial };
         Ok(self.losses(adapter, step, reporter)?.map(|losses| self.summary(step, &losses)))
     }
 

@@ -10,7 +10,9 @@ use crate::model::checkpoint::Checkpoint;
 use crate::model::lora::group;
 use crate::plugins::Exporter;
 use crate::report::{Reporter, duration};
-use crate::run::folder::{EXPORT, RunFolder};
+use crate::run::folder::{
+    CONFIG, CORPUS, EXPORT, FILTER, HELD_OUT, METRICS, RunFolder, TIMING, TRUNCATION, WINDOW_LOG,
+};
 use crate::run::provenance::HeldOut;
 use crate::train::engine::Engine;
 use crate::train::evaluate::{RecordLoss, RootChange, compare};
@@ -104,11 +106,33 @@ pub fn export(
     Ok(files)
 }
 
+/// Configuration, reports, logs and held-out losses of a run, hashed, by path within the run folder.
+///
+/// # Errors
+/// Class `io`.
+pub fn hash_files(folder: &RunFolder) -> Result<BTreeMap<PathBuf, FileHash>> {
+    let mut files = BTreeMap::new();
+    for name in [CONFIG, CORPUS, FILTER, TRUNCATION, METRICS, TIMING, WINDOW_LOG] {
+        let path = folder.file(name);
+        if path.exists() {
+            files.insert(name.into(), FileHash::of(&path)?);
+        }
+    }
+    let held_out = folder.file(HELD_OUT);
+    if held_out.exists() {
+        add_files(&held_out, folder.path(), &mut files)?;
+    }
+    Ok(files)
+}
+
 fn add_files(dir: &Path, run: &Path, files: &mut BTreeMap<PathBuf, FileHash>) -> Result<()> {
     for entry in fs::read_dir(dir).map_err(|e| Error::io("list", dir, e))? {
         let path = entry.map_err(|e| Error::io("list", dir, e))?.path();
-        let name = path.strip_prefix(run).unwrap_or(&path).to_path_buf();
-        files.insert(name, FileHash::of(&path)?);
+        // What a killed process left beside its place is nobody's.
+        if path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b".")) {
+            let name = path.strip_prefix(run).unwrap_or(&path).to_path_buf();
+            files.insert(name, FileHash::of(&path)?);
+        }
     }
     Ok(())
 }

@@ -57,6 +57,9 @@ pub fn before_start(
     let left = |asked: bool, name: &str| asked && !folder.join(EXPORT).join(name).exists();
     let disk = gates::least_disk(lora, left(export.adapter, "adapter"), left(export.merged, "merged"), base_bytes);
     look("free_disk", set.free_disk, &|| gates::free_disk(&disk, free_disk_bytes(folder)))?;
+    // A request for four bits stopped the run before its corpus was read.
+    let found = format!("no 4-bit weights were asked for: every one is kept in {} or f32", config.model.weights.name());
+    records.insert("quantize".into(), GateRecord { action: Action::Stop, verdict: Verdict::Passed, found });
     if let Some(template) = &corpus.template {
         // Another one than the base's stopped the run before its corpus was read, unless it was accepted.
         let accepted = config.template.accept_mismatch;

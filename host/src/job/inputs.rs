@@ -6,7 +6,6 @@ use crate::device;
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
 use crate::plugins::Limits;
-use crate::run::folder::RunFolder;
 use crate::run::machine::Machine;
 use crate::run::provenance::{Implementation, Inputs, PluginRecord, Provenance};
 use std::collections::BTreeMap;
@@ -15,11 +14,11 @@ use std::path::Path;
 /// The kernels of a step that multiply with frozen matrices, by name.
 const MULTIPLY_WEIGHTS: [&str; 3] = ["lora_linear", "moe_experts", "linear_cross_entropy"];
 
-/// The provenance of a run of `resolved` as things are now.
+/// The provenance of a run of `resolved` in the folder `run`, as things are now.
 ///
 /// # Errors
 /// Class `io` where an input cannot be read.
-pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) -> Result<Provenance> {
+pub fn provenance(run: &Path, resolved: &Resolved, prepared: &Prepared) -> Result<Provenance> {
     let config = &resolved.config;
     let base = &config.model.base;
     let mut inputs = Inputs::default();
@@ -38,6 +37,7 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         inputs.template = Some(FileHash { path, bytes, sha256: template.sha256.clone() });
     }
     inputs.corpus_manifest = prepared.corpus_manifest.clone();
+    inputs.adapter = prepared.given.as_ref().map(|given| given.weights.clone());
     inputs.corpus = prepared
         .corpus
         .files
@@ -55,8 +55,9 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
         inputs.plugins.insert(plugin.kind.config_key().into(), record);
     }
     // A run may be verified from another folder than it was started in.
-    let files = inputs.base.values_mut().chain(&mut inputs.corpus);
-    let single = [&mut inputs.tokenizer, &mut inputs.template, &mut inputs.corpus_manifest];
+    let Inputs { base, corpus, tokenizer, template, corpus_manifest, adapter, .. } = &mut inputs;
+    let files = base.values_mut().chain(corpus);
+    let single = [tokenizer, template, corpus_manifest, adapter];
     for file in files.chain(single.into_iter().flatten()) {
         file.path = std::path::absolute(&file.path).map_err(|e| Error::io("find", &file.path, e))?;
     }
@@ -64,8 +65,10 @@ pub fn provenance(folder: &RunFolder, resolved: &Resolved, prepared: &Prepared) 
     let kernels = kernels(&config.model)?;
     let cpu = Machine::cpu(rayon::current_num_threads());
     let device_name = device::hardware_name(name)?.unwrap_or_else(|| cpu.device_name.clone());
-    let machine = Machine { device: name.clone(), device_name, ..cpu };
-    let mut provenance = Provenance::new(folder, resolved, inputs, machine, kernels);
+    let driver = cpu.driver.clone().filter(|_| name == "cpu");
+    let machine = Machine { device: name.clone(), device_name, driver, ..cpu };
+    let mut provenance = Provenance::new(run, resolved, inputs, machine, kernels);
+    provenance.parent_run = prepared.given.as_ref().and_then(|given| given.run.clone());
     for (epoch, ids) in &prepared.dropped {
         provenance.verdicts.insert(format!("records dropped by the sampler in epoch {epoch}"), ids.join(", "));
     }

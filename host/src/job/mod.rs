@@ -3,12 +3,16 @@
 mod evaluation;
 mod finish;
 mod gates;
+mod given;
 mod inputs;
 mod policies;
 mod prepare;
+mod recompute;
 mod saving;
 mod training;
 mod window;
+
+pub use recompute::recompute;
 
 use crate::config::{self, Config, ExportedCheckpoint, Resolved};
 use crate::corpus::Corpus;
@@ -24,7 +28,7 @@ use crate::run::changes::refuse_changes;
 use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::utc_now;
 use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION};
-use crate::run::manifest::OrderManifest;
+use crate::run::manifest::{MicroBatches, OrderManifest};
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
@@ -71,7 +75,7 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     };
     reporter.line(format!("run folder  {}", folder.path().display()));
     reporter.event("run", json!({"folder": folder.path(), "steps": prepared.steps.len()}));
-    let mut provenance = inputs::provenance(&folder, resolved, &prepared)?;
+    let mut provenance = inputs::provenance(folder.path(), resolved, &prepared)?;
     provenance.eligibility = Some(eligibility);
     provenance.gates = records;
     atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
@@ -91,7 +95,7 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
         session.check_room(&prepared, provenance, reporter)?;
         session.consume_grants(provenance)?;
         let engine = prepared.load_engine(config, reporter)?;
-        let adapter = Adapter::init(prepared.lora.clone(), config.train.seed, &engine.model.device);
+        let adapter = prepared.initial_adapter(config.train.seed, &engine.model.device);
         let optimizer = AdamW::new(&config.train, &adapter);
         let from = Progress { step: 0, adapter, optimizer };
         session.train(&mut prepared, &engine, from, provenance, reporter)
@@ -134,7 +138,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     say(&eligibility, reporter);
     provenance.eligibility = Some(eligibility);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
-    let now = inputs::provenance(&folder, &resolved, &prepared)?;
+    let now = inputs::provenance(folder.path(), &resolved, &prepared)?;
     let allowed = refuse_changes(&provenance, &now, otherwise.allow)?;
     for change in &allowed {
         reporter.warn(format!("allowed and noted in provenance: {change}"));
@@ -172,7 +176,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
                 state::from_files(&c.files, prepared.lora.clone(), &config.train, c.step, &device, path)?
             }
             None => {
-                let adapter = Adapter::init(prepared.lora.clone(), config.train.seed, &device);
+                let adapter = prepared.initial_adapter(config.train.seed, &device);
                 let optimizer = AdamW::new(&config.train, &adapter);
                 (adapter, optimizer)
             }
@@ -216,7 +220,8 @@ impl Session<'_> {
         });
         reporter.finish_steps();
         let closed = window.close(reporter);
-        match ended {
+        provenance.jit.compiled = (self.config.model.device == "cpu").then_some(0);
+        match ended.and_then(|outcome| Ok(Outcome { files: finish::hash_files(self.folder)?, ..outcome })) {
             Ok(outcome) => {
                 let step = outcome.step;
                 provenance.outcome = Some(outcome);
@@ -225,8 +230,10 @@ impl Session<'_> {
             }
             Err(error) => {
                 let step = self.saved_step();
-                provenance.outcome = Some(Outcome { reason: Some(error.to_string()), ..outcome(Status::Failed, step) });
-                // The error that matters is the first one.
+                // What cannot be hashed is left out: the error that matters is the first one.
+                let files = finish::hash_files(self.folder).unwrap_or_default();
+                let reason = Some(error.to_string());
+                provenance.outcome = Some(Outcome { reason, files, ..outcome(Status::Failed, step) });
                 _ = provenance.write(self.folder);
                 if let Err(closing) = closed {
                     reporter.warn(closing.to_string());
@@ -274,7 +281,7 @@ impl Session<'_> {
         provenance: &mut Provenance,
         reporter: &mut Reporter,
     ) -> Result<Outcome> {
-        let Prepared { corpus, steps, policies, checkpoint, lora, .. } = prepared;
+        let Prepared { corpus, steps, policies, checkpoint, lora, given, .. } = prepared;
         let corpus: &Corpus = corpus;
         let held_out = corpus.evaluation(self.config.eval.max_records_per_root);
         let evaluation = Evaluation {
@@ -283,10 +290,11 @@ impl Session<'_> {
             engine,
             roots: &corpus.roots,
             records: &held_out,
+            initial: given.as_ref().map(|given| &given.adapter),
             stop: self.stop,
         };
         let first = from.step;
-        let before = evaluation.losses(None, 0, reporter)?;
+        let before = evaluation.losses(evaluation.initial, 0, reporter)?;
         if self.stop.is_set() {
             return Ok(self.interrupted("a signal asked it to stop", first, reporter));
         }
@@ -370,16 +378,21 @@ impl Session<'_> {
     fn commit_order(&self, prepared: &Prepared) -> Result<FileHash> {
         let path = self.folder.file(ORDER);
         let mut manifest = OrderManifest::open(&path)?;
-        let records = &prepared.corpus.train;
-        let epochs = prepared.steps.last().map_or(0, |last| last.epoch + 1);
-        for epoch in 0..epochs {
-            let steps = prepared.steps.iter().filter(|s| s.epoch == epoch);
-            let ids = |row: &Vec<u32>| row.iter().map(|i| records[*i as usize].id.clone()).collect();
-            let order = steps.map(|s| s.batches.iter().map(|b| b.rows.iter().map(ids).collect()).collect());
-            manifest.commit_epoch(epoch, order.collect())?;
-        }
+        epoch_orders(prepared).try_for_each(|(epoch, order)| manifest.commit_epoch(epoch, order))?;
         FileHash::of(&path)
     }
+}
+
+/// The records of every step, epoch by epoch.
+fn epoch_orders(prepared: &Prepared) -> impl Iterator<Item = (u32, Vec<MicroBatches>)> {
+    let Prepared { corpus, steps, .. } = prepared;
+    let epochs = steps.last().map_or(0, |last| last.epoch + 1);
+    (0..epochs).map(move |epoch| {
+        let ids = |row: &Vec<u32>| row.iter().map(|i| corpus.train[*i as usize].id.clone()).collect();
+        let steps = steps.iter().filter(|s| s.epoch == epoch);
+        let order = steps.map(|s| s.batches.iter().map(|b| b.rows.iter().map(ids).collect()).collect());
+        (epoch, order.collect())
+    })
 }
 
 fn outcome(status: Status, step: u64) -> Outcome {
@@ -392,5 +405,6 @@ fn outcome(status: Status, step: u64) -> Outcome {
         best: None,
         exported_step: None,
         exports: BTreeMap::new(),
+        files: BTreeMap::new(),
     }
 }

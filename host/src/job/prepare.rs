@@ -1,11 +1,13 @@
 //! Everything a run needs before its first step, cheap checks first: what fails should fail before a large base is read.
 
+use super::given::{self, Given};
 use super::policies::Policies;
 use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord};
 use crate::corpus::{self, Corpus};
 use crate::device;
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::TextConfig;
 use crate::model::lora::{LoraPlan, group};
@@ -16,6 +18,7 @@ use crate::report::{Reporter, bytes, duration};
 use crate::train::engine::Engine;
 use crate::train::gates;
 use crate::train::steps::{Step, epoch_steps};
+use burn::tensor::Device;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -30,6 +33,8 @@ pub struct Prepared {
     pub spec: ModelSpec,
     /// The adapted modules.
     pub lora: LoraPlan,
+    /// The adapter that the run starts from, where it is not a fresh one.
+    pub given: Option<Given>,
     /// The records.
     pub corpus: Corpus,
     /// The corpus manifest, where there is one.
@@ -53,7 +58,7 @@ impl Prepared {
         mut policies: Policies,
         reporter: &mut Reporter,
     ) -> Result<Self> {
-        device::open(&config.model.device)?;
+        let device = device::open(&config.model.device)?;
         let text = TextConfig::read(&config.model.base)?;
         device::check(&config.model.device, config.model.weights, &text)?;
         let checkpoint = Checkpoint::open(&config.model.base)?;
@@ -78,6 +83,11 @@ impl Prepared {
                 .line(format!("            {tensors} tensors of other towers ({parameters} parameters) stay on disk"));
         }
         reporter.line(format!("\n{}", lora.table()));
+        let given = config.lora.init.as_ref().map(|path| given::read(path, &spec, &lora, &device)).transpose()?;
+        if let Some(Given { weights, run, .. }) = &given {
+            let of = run.as_ref().map(|run| format!(" of run {run}")).unwrap_or_default();
+            reporter.line(format!("starts from {}{of}", weights.path.display()));
+        }
 
         let started = Instant::now();
         let (data, template) = (&config.data, &config.template);
@@ -125,7 +135,15 @@ impl Prepared {
         });
         reporter.line(format!("plugins     {}", names.join(", ")));
         reporter.line(format!("plan        {} optimiser steps", group(steps.len())));
-        Ok(Self { text, checkpoint, spec, lora, corpus, corpus_manifest, policies, steps, dropped })
+        Ok(Self { text, checkpoint, spec, lora, given, corpus, corpus_manifest, policies, steps, dropped })
+    }
+
+    /// The adapters before the first step.
+    pub fn initial_adapter(&self, seed: u64, device: &Device) -> Adapter {
+        match &self.given {
+            Some(given) => given.adapter.clone(),
+            None => Adapter::init(self.lora.clone(), seed, device),
+        }
     }
 
     /// Reads the base's weights to the device.

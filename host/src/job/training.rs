@@ -86,7 +86,7 @@ impl Loop<'_> {
         reporter: &mut Reporter,
     ) -> Result<Trained> {
         let mut saver = Saver::new(self.folder, self.config_sha256, self.config.checkpoint);
-        let mut gates = StepGates::new(&self.config.gates);
+        let mut gates = StepGates::new(&self.config.gates, self.evaluation.initial.cloned());
         let trained = self.run(steps, scheduler, from, &mut saver, &mut gates, reporter);
         records.extend(gates.records());
         // Also after an error: what is on its way to the disk must get there, and the first error is the one that matters.

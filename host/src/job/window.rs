@@ -2,7 +2,7 @@
 
 use crate::config::WindowConfig;
 use crate::error::{Error, Result};
-use crate::report::{Reporter, duration};
+use crate::report::{Reporter, duration, note};
 use crate::run::atomic::{self, Existing};
 use crate::run::clock::utc_now;
 use crate::run::folder::{RunFolder, WINDOW_LOG, WINDOW_OPEN};
@@ -104,8 +104,8 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        if let Err(error) = self.0.close(&|line| eprintln!("{line}")) {
-            eprintln!("warning: {error}");
+        if let Err(error) = self.0.close(&note) {
+            note(format_args!("warning: {error}"));
         }
     }
 }
@@ -141,13 +141,13 @@ impl Commands {
         }
         let begun = lock(&self.begun);
         if *begun {
-            eprintln!("interrupted again: window.close, then the end");
+            note("interrupted again: window.close, then the end");
             if let Some(opening) = &*lock(&self.opening) {
                 _ = lock(opening).kill();
             }
         }
-        if let Err(error) = self.close_held(begun, &|line| eprintln!("{line}")) {
-            eprintln!("{error}");
+        if let Err(error) = self.close_held(begun, &note) {
+            note(error);
         }
         true
     }

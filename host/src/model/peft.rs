@@ -135,6 +135,7 @@ fn lora_config(config: &Value, path: &Path, spec: &ModelSpec) -> Result<LoraConf
         rslora: config["use_rslora"].as_bool().unwrap_or(false),
         dropout: config["lora_dropout"].as_f64().unwrap_or(0.0),
         targets,
+        init: None,
     })
 }
 

@@ -5,6 +5,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -76,7 +77,7 @@ impl Reporter {
     pub fn warn(&self, text: impl AsRef<str>) {
         match self.mode {
             Mode::Json => self.event("warning", json!({ "message": text.as_ref() })),
-            _ => self.suspend(|| eprintln!("warning: {}", text.as_ref())),
+            _ => self.suspend(|| note(format_args!("warning: {}", text.as_ref()))),
         }
     }
 
@@ -164,6 +165,11 @@ impl Reporter {
         // A closed pipe is the reader's choice, not a failure of the run.
         self.suspend(|| drop(writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'))));
     }
+}
+
+/// A line on standard error. As a closed pipe, a terminal that is gone is no failure of what is written about.
+pub fn note(text: impl Display) {
+    drop(writeln!(std::io::stderr(), "{text}"));
 }
 
 /// Whether a bar can be drawn: it goes to standard error, and must not mix with lines that are piped elsewhere.

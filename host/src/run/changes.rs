@@ -1,7 +1,7 @@
 //! What must be as it was for a run to go on: a resumed run ends with the bytes of one that never stopped, or is
 //! refused.
 
-use super::provenance::Provenance;
+use super::provenance::{ConfigValue, Provenance};
 use crate::config::{Config, PLUGIN_KINDS, entries, holds_path};
 use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
@@ -12,8 +12,8 @@ use std::fmt;
 /// One thing that is not as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus-manifest`, `corpus[i]`, `plugin/<kind>`,
-    /// `kernel/<name>`, `device`, `instruction-sets`, `version`.
+    /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus-manifest`, `adapter`, `corpus[i]`,
+    /// `plugin/<kind>`, `kernel/<name>`, `device`, `instruction-sets`, `version`.
     pub key: String,
     /// Its value or hash when the run was started; nothing where it was not there.
     pub was: Option<String>,
@@ -101,11 +101,16 @@ fn fixed(key: &str) -> Option<&'static str> {
     }
 }
 
+/// The value of a configuration key; of an empty table, which is there only while it has no keys, nothing.
+pub(super) fn said(entry: &ConfigValue) -> Option<String> {
+    entry.value.clone().filter(|value| value != "{}")
+}
+
 pub(super) fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
     let Provenance { program, config, inputs, machine, kernels, .. } = provenance;
     let mut out = BTreeMap::new();
     for (key, entry) in config.iter().filter(|(key, _)| decides(key)) {
-        out.extend(entry.value.clone().map(|value| (key.clone(), value)));
+        out.extend(said(entry).map(|value| (key.clone(), value)));
     }
     let mut add = |key: String, value: &str| _ = out.insert(key, value.to_string());
     let named = |name: &str, file: &Option<FileHash>| file.as_ref().map(|file| (name.to_string(), file.sha256.clone()));
@@ -115,6 +120,7 @@ pub(super) fn fingerprint(provenance: &Provenance) -> BTreeMap<String, String> {
         named("tokenizer", &inputs.tokenizer),
         named("template", &inputs.template),
         named("corpus-manifest", &inputs.corpus_manifest),
+        named("adapter", &inputs.adapter),
     ];
     single.into_iter().flatten().for_each(|(name, hash)| add(name, &hash));
     for (kind, plugin) in &inputs.plugins {
@@ -145,7 +151,6 @@ fn decides(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::provenance::ConfigValue;
     use super::super::provenance::tests::sample;
     use super::*;
 
@@ -187,7 +192,8 @@ mod tests {
         assert_eq!(keys(&stored, &now), ["base/config.json", "corpus[0]", "tokenizer"]);
 
         type Edit = fn(&mut Provenance);
-        let edits: [(&str, Edit); 11] = [
+        let edits: [(&str, Edit); 12] = [
+            ("adapter", |p| p.inputs.adapter = p.inputs.tokenizer.clone()),
             ("plugins.wasi", |p| p.config.get_mut("plugins.wasi").unwrap().value = Some("[\"sampler\"]".into())),
             ("train.max_steps", |p| p.config.get_mut("train.max_steps").unwrap().value = Some("5".into())),
             ("train.epochs", |p| p.config.get_mut("train.epochs").unwrap().value = Some("2".into())),

@@ -1,7 +1,7 @@
 //! In what two runs differ, a line for each thing: what follows from one that is named already is left out, and so are run id,
 //! clocks, paths and results.
 
-use super::changes::{Change, fingerprint};
+use super::changes::{Change, fingerprint, said};
 use super::machine::Machine;
 use super::provenance::Provenance;
 use crate::config::{PLUGIN_KINDS, holds_path};
@@ -40,7 +40,7 @@ fn asked_and_used(run: &Provenance) -> BTreeMap<String, String> {
         holds_path(key) || plugin || key == "name"
     };
     for (key, entry) in run.config.iter().filter(|(key, _)| !named_by_hash(key)) {
-        out.extend(entry.value.clone().map(|value| (key.clone(), value)));
+        out.extend(said(entry).map(|value| (key.clone(), value)));
     }
     let Machine { threads, cpus, environment, driver, .. } = &run.machine;
     out.insert("threads".into(), threads.to_string());

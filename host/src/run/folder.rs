@@ -28,6 +28,8 @@ pub const WINDOW_LOG: &str = "window.log";
 pub const WINDOW_OPEN: &str = "window.open";
 /// Folder of `step-N/` ([`super::checkpoint`]).
 pub const CHECKPOINTS: &str = "checkpoints";
+/// Folder of the held-out losses, one file for each evaluated step.
+pub const HELD_OUT: &str = "held-out";
 /// Folder of the exported adapter and model.
 pub const EXPORT: &str = "export";
 const LOCK: &str = "run.lock";

@@ -25,16 +25,19 @@ pub struct Machine {
     /// Memory of the machine; nothing where the system does not say.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// The device's driver; nothing for a CPU.
+    /// The device's driver as the device names it; a CPU has none, and says so. Nothing where it is not known.
     #[serde(default)]
     pub driver: Option<String>,
+    /// The NVIDIA devices of the machine with the version of their kernel driver, used or not.
+    #[serde(default)]
+    pub gpus: Vec<String>,
     /// The variables of the environment that change what is computed, or where, as far as they are set.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
 }
 
 /// Variables that this program, its thread pool, its allocator and the drivers of its devices read.
-const ENVIRONMENT: [&str; 10] = [
+const ENVIRONMENT: [&str; 12] = [
     "TUNEHOST_ISA",
     "RAYON_NUM_THREADS",
     "GLIBC_TUNABLES",
@@ -45,7 +48,12 @@ const ENVIRONMENT: [&str; 10] = [
     "WGPU_BACKEND",
     "VK_DRIVER_FILES",
     "VK_ICD_FILENAMES",
+    "CUBECL_WGPU_DEFAULT_DEVICE",
+    "CUBECL_AUTOTUNE_LEVEL",
 ];
+
+/// Where NVIDIA's kernel driver says what it is and which devices it has.
+const NVIDIA: &str = "/proc/driver/nvidia";
 
 impl Machine {
     /// This machine, with the CPU as the device.
@@ -60,7 +68,8 @@ impl Machine {
             cpu,
             threads,
             memory_bytes: meminfo("MemTotal:"),
-            driver: None,
+            driver: Some("none: a CPU runs the program's own code".into()),
+            gpus: nvidia_gpus(Path::new(NVIDIA)),
             environment: environment(),
         }
     }
@@ -86,6 +95,25 @@ fn meminfo(name: &str) -> Option<u64> {
 fn environment() -> BTreeMap<String, String> {
     let set = ENVIRONMENT.iter().filter_map(|name| Some((name.to_string(), std::env::var(name).ok()?)));
     set.collect()
+}
+
+/// Name and driver of each device in the folder `proc`; the driver alone where it names none, as in a container.
+fn nvidia_gpus(proc: &Path) -> Vec<String> {
+    let Ok(version) = fs::read_to_string(proc.join("version")) else { return Vec::new() };
+    // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 ...", with other words in other flavours.
+    let number = |word: &&str| word.contains('.') && word.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+    let driver = version.lines().next().and_then(|line| line.split_whitespace().find(number)).unwrap_or("unknown");
+    let folders = fs::read_dir(proc.join("gpus")).into_iter().flatten().flatten();
+    let model = |folder: fs::DirEntry| {
+        let text = fs::read_to_string(folder.path().join("information")).ok()?;
+        Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_string())
+    };
+    let mut models: Vec<String> = folders.filter_map(model).collect();
+    models.sort();
+    if models.is_empty() {
+        models.push("no device named".into());
+    }
+    models.into_iter().map(|model| format!("{model}, NVIDIA driver {driver}")).collect()
 }
 
 fn control_group_bytes() -> Option<u64> {
@@ -150,6 +178,25 @@ mod tests {
         let here = free_disk_bytes(Path::new(".")).unwrap();
         assert!(here > 0 && here < 1 << 60, "{here}");
         assert!(free_disk_bytes(&std::env::temp_dir().join("not/there/yet")).is_some());
+    }
+
+    #[test]
+    fn gpus_are_named_with_their_driver() {
+        let proc = tempfile::tempdir().unwrap();
+        let found = || nvidia_gpus(proc.path());
+        assert_eq!(found(), [""; 0]);
+        for (flavour, version) in [
+            ("UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024", "550.54.15"),
+            ("UNIX Open Kernel Module for x86_64  570.133.20  Release Build  (a@b)", "570.133.20"),
+        ] {
+            let text = format!("NVRM version: NVIDIA {flavour}\nGCC version:  gcc version 12.2.0\n");
+            fs::write(proc.path().join("version"), text).unwrap();
+            assert_eq!(found(), [format!("no device named, NVIDIA driver {version}")]);
+        }
+        let device = proc.path().join("gpus/0000:01:00.0");
+        fs::create_dir_all(&device).unwrap();
+        fs::write(device.join("information"), "Model: \t\t NVIDIA RTX 6000\nIRQ:   \t\t 95\n").unwrap();
+        assert_eq!(found(), ["NVIDIA RTX 6000, NVIDIA driver 570.133.20"]);
     }
 
     #[test]

@@ -63,9 +63,8 @@ impl OrderManifest {
     /// # Errors
     /// `run::order_changed`, naming the first step that differs.
     pub fn commit_epoch(&mut self, epoch: u32, plan: Vec<MicroBatches>) -> Result<()> {
-        let written: Vec<&StepOrder> = self.epoch(epoch).collect();
-        if !written.is_empty() {
-            return self.check(epoch, &written, &plan);
+        if self.epoch(epoch).next().is_some() {
+            return self.check_epoch(epoch, &plan);
         }
         let first = self.steps.last().map_or(1, |last| last.step + 1);
         for (step, micro_batches) in (first..).zip(plan) {
@@ -78,7 +77,12 @@ impl OrderManifest {
         atomic::write(&self.path, self.text.as_bytes(), Existing::Replace)
     }
 
-    fn check(&self, epoch: u32, written: &[&StepOrder], plan: &[MicroBatches]) -> Result<()> {
+    /// Checks that `plan` is what is written of an epoch.
+    ///
+    /// # Errors
+    /// `run::order_changed`, naming the first step that differs.
+    pub fn check_epoch(&self, epoch: u32, plan: &[MicroBatches]) -> Result<()> {
+        let written: Vec<&StepOrder> = self.epoch(epoch).collect();
         let message = if let Some((was, is)) =
             written.iter().zip(plan).find(|(written, planned)| written.micro_batches != **planned)
         {
@@ -95,7 +99,7 @@ impl OrderManifest {
     }
 }
 
-/// The first record that differs, as "`a`, and now `b`" for the sentence in [`OrderManifest::check`].
+/// The first record that differs, as "`a`, and now `b`" for the sentence in [`OrderManifest::check_epoch`].
 fn first_difference(was: &MicroBatches, is: &MicroBatches) -> String {
     let ids = |batches: &MicroBatches| batches.iter().flatten().flatten().cloned().collect::<Vec<_>>();
     let (was, is) = (ids(was), ids(is));

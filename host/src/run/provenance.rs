@@ -12,6 +12,7 @@ use super::clock::utc_now;
 use super::folder::{PROVENANCE, RunFolder};
 use super::machine::Machine;
 use crate::config::{Action, Entry, Origin, Resolved, WeightDtype, entries};
+use crate::device;
 use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
 use crate::plugins::Limits;
@@ -30,7 +31,7 @@ pub struct Provenance {
     pub schema: u32,
     /// Unique name of the run: that of its folder and eight random-looking digits.
     pub run_id: String,
-    /// The run that this one builds on.
+    /// The run whose adapter this one starts from.
     #[serde(default)]
     pub parent_run: Option<String>,
     /// When the run was started, UTC, RFC 3339.
@@ -110,6 +111,9 @@ pub struct Inputs {
     /// The corpus manifest, where there is one.
     #[serde(default)]
     pub corpus_manifest: Option<FileHash>,
+    /// The weights of the adapter that the run starts from, where it is not a fresh one.
+    #[serde(default)]
+    pub adapter: Option<FileHash>,
     /// The corpus, in the order of `data.sources`.
     pub corpus: Vec<FileHash>,
     /// By kind.
@@ -144,9 +148,12 @@ pub struct Implementation {
 /// Kernels that are made while a run runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Jit {
-    /// How many were compiled: 0 on a CPU, whose kernels are in the program; nothing where the device does not count.
+    /// How many the last process of the run compiled; nothing before it ends, or where it was killed.
     pub compiled: Option<u64>,
-    /// By kernel, the variant that measuring chose: no kernel of this version is chosen so.
+    /// What is compiled, and when.
+    #[serde(default)]
+    pub how: String,
+    /// By kernel, the variant that measuring chose: no kernel of this version is chosen so, and a resume computes with the same.
     pub autotuned: BTreeMap<String, String>,
 }
 
@@ -264,6 +271,9 @@ pub struct Outcome {
     pub exported_step: Option<u64>,
     /// Exported files, by path within the run folder.
     pub exports: BTreeMap<PathBuf, FileHash>,
+    /// Configuration, reports, logs and held-out losses as they were then, by path within the run folder.
+    #[serde(default)]
+    pub files: BTreeMap<PathBuf, FileHash>,
 }
 
 /// The evaluation in the run with the lowest held-out loss; its step has a checkpoint.
@@ -299,9 +309,9 @@ pub struct HeldOut {
 }
 
 impl Provenance {
-    /// The record of a run that starts now in `folder`, by this process's command line.
+    /// The record of a run that starts now in the folder `run`, by this process's command line.
     pub fn new(
-        folder: &RunFolder,
+        run: &Path,
         resolved: &Resolved,
         inputs: Inputs,
         machine: Machine,
@@ -311,10 +321,9 @@ impl Provenance {
             let origin = resolved.origins.get(&entry.key).unwrap_or(&Origin::Default).to_string();
             (entry.key.clone(), ConfigValue { value: entry.text(), origin })
         };
-        let machine_is_cpu = machine.device == "cpu";
         Self {
             schema: SCHEMA,
-            run_id: new_run_id(folder.path()),
+            run_id: new_run_id(run),
             parent_run: None,
             created: utc_now(),
             program: Program {
@@ -326,9 +335,9 @@ impl Provenance {
             config: entries(&resolved.config).into_iter().map(value).collect(),
             config_sha256: changes::config_sha256(&resolved.config),
             inputs,
-            machine,
             dtypes: dtypes(resolved.config.model.weights),
-            jit: Jit { compiled: (machine_is_cpu).then_some(0), ..Jit::default() },
+            jit: Jit { how: device::compilation(&machine.device).into(), ..Jit::default() },
+            machine,
             order_manifest: None,
             kernels,
             seeds: BTreeMap::from([("train.seed".into(), resolved.config.train.seed)]),

@@ -2,7 +2,7 @@
 //! SIGINT ends the process at once, but for what must be done first ([`StopRequest::before_end`]).
 
 use crate::error::{Error, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::{flag, low_level};
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -37,6 +37,8 @@ impl StopRequest {
         low_level::pipe::register(SIGINT, sender)?;
         flag::register(SIGINT, self.flag.clone())?;
         flag::register(SIGTERM, self.flag.clone())?;
+        // A write beyond the limit of file sizes fails then, instead of ending the process without a word.
+        flag::register(SIGXFSZ, Arc::default())?;
         if !hang_up_is_ignored() {
             flag::register(SIGHUP, self.flag.clone())?;
         }

@@ -1,4 +1,5 @@
-//! Whether what a run recorded is still what is there: every input, checkpoint and export is hashed again.
+//! Whether what a run recorded is still what is there: every input, log, checkpoint and export is hashed again. What was
+//! computed is computed again by [`job::recompute`](crate::job::recompute).
 
 use super::changes::config_sha256;
 use super::checkpoint;
@@ -18,8 +19,8 @@ use std::path::Path;
 /// One thing that was recorded, and what is there now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// `base/<file>`, `tokenizer`, `template`, `corpus manifest`, `corpus[i]`, `plugin/<kind>`, `configuration`, `order manifest`,
-    /// `metrics`, `checkpoint/<folder>` or `export/<file>`.
+    /// `base/<file>`, `tokenizer`, `template`, `corpus manifest`, `adapter`, `corpus[i]`, `plugin/<kind>`, `configuration`,
+    /// `order manifest`, `metrics`, `checkpoint/<folder>`, a path in the run folder, or `recomputed: <what>`.
     pub what: String,
     /// Where it was looked for.
     pub path: String,
@@ -42,7 +43,9 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
     for (name, file) in &inputs.base {
         check(format!("base/{name}"), &file.path, same_file(file, &file.path));
     }
-    for (name, file) in [("tokenizer", &inputs.tokenizer), ("corpus manifest", &inputs.corpus_manifest)] {
+    let single =
+        [("tokenizer", &inputs.tokenizer), ("corpus manifest", &inputs.corpus_manifest), ("adapter", &inputs.adapter)];
+    for (name, file) in single {
         if let Some(file) = file {
             check(name.into(), &file.path, same_file(file, &file.path));
         }
@@ -82,11 +85,20 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
         let found = checkpoint::read(&folder).and_then(|c| same(&provenance.config_sha256, &c.config_sha256));
         check(format!("checkpoint/{}", folder.file_name().unwrap_or_default().display()), &folder, found);
     }
-    for (name, file) in provenance.outcome.iter().flat_map(|outcome| &outcome.exports) {
+    for (name, file) in provenance.outcome.iter().flat_map(|outcome| outcome.files.iter().chain(&outcome.exports)) {
         let path = run.join(name);
         check(name.display().to_string(), &path, same_file(file, &path));
     }
     Ok(checks)
+}
+
+/// The check of a run that cannot be computed again.
+pub fn not_recomputed(run: &Path, error: &Error) -> Check {
+    Check {
+        what: "recomputed: nothing".into(),
+        path: run.display().to_string(),
+        problem: Some(error.message().to_string()),
+    }
 }
 
 /// The checks as lines, those that failed with what is wrong.
@@ -113,7 +125,9 @@ pub fn verdict(run: &Path, checks: &[Check]) -> Result<()> {
         failed.join(", ")
     );
     Err(Error::new("run::verify_failed", message)
-        .expected("every input, checkpoint and export with the hash in provenance.json")
+        .expected(
+            "every input, log, checkpoint and export with its recorded hash, and the same results when computed again",
+        )
         .help("what the run computed came from what it recorded, not from what is there now"))
 }
 

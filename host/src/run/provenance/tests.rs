@@ -24,11 +24,12 @@ pub(in crate::run) fn sample(root: &Path, lr: &str, corpus: &str) -> Provenance 
         tokenizer: Some(corpus.clone()),
         template: None,
         corpus_manifest: None,
+        adapter: None,
         corpus: vec![corpus],
         plugins: [("sampler".to_string(), plugin)].into(),
     };
     let flex = Implementation { requested: "auto".into(), resolved: "flex".into() };
-    Provenance::new(&folder, &resolved, inputs, Machine::cpu(2), [("grouped_mm".to_string(), flex)].into())
+    Provenance::new(folder.path(), &resolved, inputs, Machine::cpu(2), [("grouped_mm".to_string(), flex)].into())
 }
 
 #[test]
@@ -51,6 +52,7 @@ fn it_is_read_back_and_updated() {
         best: Some(BestEvaluation { step: 6, loss: 2.4375 }),
         exported_step: Some(9),
         exports: BTreeMap::new(),
+        files: BTreeMap::new(),
     });
     provenance.write(&run).unwrap();
     assert_eq!(Provenance::read(run.path()).unwrap(), provenance);
@@ -79,16 +81,17 @@ fn every_key_that_is_written_is_documented_and_no_other() {
     let root = tempfile::tempdir().unwrap();
     let plain = sample(root.path(), "0.5", "{}");
     let mut full = plain.clone();
+    let found = String::new;
     let file = plain.inputs.tokenizer.clone();
-    (full.inputs.template, full.inputs.corpus_manifest, full.order_manifest) =
-        (file.clone(), file.clone(), file.clone());
+    (full.inputs.template, full.inputs.corpus_manifest, full.inputs.adapter, full.order_manifest) =
+        (file.clone(), file.clone(), file.clone(), file.clone());
+    full.machine.gpus.push(found());
     full.inputs.plugins.get_mut("sampler").unwrap().limits =
         Some(Limits::configured(crate::plugins::Kind::Sampler, &config::PluginsConfig::default()));
     full.machine.environment.insert("TUNEHOST_ISA".into(), "avx2".into());
     full.jit.autotuned.insert("grouped_mm".into(), "tiles of 64".into());
     full.resumed(3, vec![changes::Change { key: "train.lr".into(), was: None, is: None }]);
     full.verdicts.insert("records dropped by the sampler in epoch 0".into(), "r1".into());
-    let found = String::new;
     full.gates.insert("kernels".into(), GateRecord { action: Action::Warn, verdict: Verdict::Warned, found: found() });
     full.eligibility = Some(EligibilityRecord {
         overridden_blockers: vec![Overridden { blocker: found(), reason: found(), grant: found() }],
@@ -105,7 +108,8 @@ fn every_key_that_is_written_is_documented_and_no_other() {
         held_out: [("a".to_string(), HeldOut { before: 6.5, after: 2.5, standard_error: None })].into(),
         best: Some(BestEvaluation { step: 6, loss: 2.4375 }),
         exported_step: Some(9),
-        exports: [("export/adapter/a".into(), file.unwrap())].into(),
+        exports: [("export/adapter/a".into(), file.clone().unwrap())].into(),
+        files: [("metrics.jsonl".into(), file.unwrap())].into(),
     });
     let table = include_str!("../provenance.md").lines().filter(|line| line.starts_with("| `"));
     let keys =

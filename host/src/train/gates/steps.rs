@@ -17,15 +17,18 @@ pub enum Movement {
     SomeStill(Vec<String>),
 }
 
-/// Whether B of every adapter left its initial value, which is zero ([`Adapter::init`]). An adapter whose B never moves
-/// leaves the base as it was, and nothing else of a run shows it.
+/// Whether B of every adapter left its value in `initial`, or zero where there is none ([`Adapter::init`]). An adapter whose B
+/// never moves leaves the model as it was, and nothing else of a run shows it.
 ///
 /// # Errors
 /// `gate::inert_adapter` when no B moved.
-pub fn movement(adapter: &Adapter) -> Result<Movement> {
-    let still = adapter.plan.modules.iter().zip(&adapter.modules);
-    let still = still.filter(|(_, pair)| values(&pair.b).iter().all(|v| *v == 0.0));
-    let still: Vec<String> = still.map(|(module, _)| module.path.clone()).collect();
+pub fn movement(adapter: &Adapter, initial: Option<&Adapter>) -> Result<Movement> {
+    let is_still = |i: &usize| {
+        let b = values(&adapter.modules[*i].b);
+        initial.map_or_else(|| b.iter().all(|v| *v == 0.0), |initial| b == values(&initial.modules[*i].b))
+    };
+    let still = (0..adapter.modules.len()).filter(is_still);
+    let still: Vec<String> = still.map(|i| adapter.plan.modules[i].path.clone()).collect();
     if still.len() == adapter.modules.len() {
         return Err(Error::new("gate::inert_adapter", "no adapter moved in a step with a learning rate above 0")
             .expected("every lora_B to differ from its initial value")
@@ -120,6 +123,7 @@ impl Gate {
 #[derive(Debug)]
 pub struct StepGates {
     config: GatesConfig,
+    initial: Option<Adapter>,
     recent: VecDeque<f64>,
     steps: u64,
     not_finite: Gate,
@@ -130,9 +134,10 @@ pub struct StepGates {
 }
 
 impl StepGates {
-    /// Gates before the first step.
-    pub fn new(config: &GatesConfig) -> Self {
+    /// Gates before the first step of a run that starts from the adapter `initial`, or from a fresh one.
+    pub fn new(config: &GatesConfig, initial: Option<Adapter>) -> Self {
         Self {
+            initial,
             recent: VecDeque::new(),
             steps: 0,
             not_finite: Gate::new("not_finite", config.not_finite),
@@ -192,7 +197,7 @@ impl StepGates {
         }
         let of = adapter.modules.len();
         let mut write = |verdict, found| self.inert = Some(GateRecord { action, verdict, found });
-        match movement(adapter) {
+        match movement(adapter, self.initial.as_ref()) {
             Ok(Movement::All) => write(Verdict::Passed, format!("all {of} adapters moved by step {step}")),
             Ok(Movement::SomeStill(paths)) => {
                 let still =
@@ -252,14 +257,14 @@ mod tests {
     #[test]
     fn an_adapter_that_does_not_move_stops_the_run_and_some_are_named() {
         let mut adapter = adapter();
-        let mut gates = StepGates::new(&GatesConfig::default());
+        let mut gates = StepGates::new(&GatesConfig::default(), None);
         // A step whose learning rate is 0 says nothing.
         gates.after_update(1, 0.0, false, &adapter).unwrap();
         let error = gates.after_update(2, 1e-3, false, &adapter).unwrap_err();
         assert_eq!((error.code(), error.exit_code()), ("gate::inert_adapter", 7));
         assert_eq!(gates.records()["inert_adapter"].verdict, Verdict::Stopped);
 
-        let mut gates = StepGates::new(&GatesConfig { inert_adapter: Action::Warn, ..GatesConfig::default() });
+        let mut gates = StepGates::new(&GatesConfig { inert_adapter: Action::Warn, ..GatesConfig::default() }, None);
         gates.after_update(1, 1e-3, false, &adapter).unwrap();
         assert!(gates.warnings()[0].contains("no adapter moved"));
 
@@ -281,14 +286,28 @@ mod tests {
     }
 
     #[test]
+    fn an_adapter_that_was_trained_before_is_compared_with_what_it_was() {
+        let mut initial = adapter();
+        for pair in &mut initial.modules {
+            pair.b = pair.b.clone().add_scalar(0.5);
+        }
+        let mut gates = StepGates::new(&GatesConfig::default(), Some(initial.clone()));
+        let error = gates.after_update(1, 1e-3, false, &initial).unwrap_err();
+        assert_eq!(error.code(), "gate::inert_adapter");
+        // Back at zero is elsewhere.
+        gates.after_update(2, 1e-3, true, &adapter()).unwrap();
+        assert_eq!(gates.records()["inert_adapter"].verdict, Verdict::Passed);
+    }
+
+    #[test]
     fn a_loss_that_is_no_number_stops_or_its_update_is_left_out() {
-        let mut gates = StepGates::new(&GatesConfig::default());
+        let mut gates = StepGates::new(&GatesConfig::default(), None);
         assert!(gates.before_update(&step(1, 2.0, 1.0)).unwrap());
         for (loss, norm) in [(f64::NAN, 1.0), (2.0, f64::INFINITY)] {
             assert_eq!(gates.before_update(&step(2, loss, norm)).unwrap_err().code(), "gate::not_finite");
         }
         assert_eq!(gates.records()["not_finite"].verdict, Verdict::Stopped);
-        let mut gates = StepGates::new(&GatesConfig { not_finite: Action::Warn, ..GatesConfig::default() });
+        let mut gates = StepGates::new(&GatesConfig { not_finite: Action::Warn, ..GatesConfig::default() }, None);
         assert!(!gates.before_update(&step(1, f64::NAN, 1.0)).unwrap());
         assert!(gates.warnings()[0].starts_with("gate not_finite: step 1"));
         assert!(gates.records()["not_finite"].found.starts_with("1 of 1 steps"));
@@ -300,7 +319,7 @@ mod tests {
         let losses = [9.0, 3.0, 3.1, 2.9, 5.2, 3.0, 2.9];
         let steps: Vec<StepMetrics> =
             (1..).zip(losses).map(|(i, loss)| step(i, loss, f64::from(u8::from(i != 6)))).collect();
-        let mut whole = StepGates::new(&config);
+        let mut whole = StepGates::new(&config, None);
         for step in &steps {
             assert!(whole.before_update(step).unwrap());
         }
@@ -308,17 +327,17 @@ mod tests {
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         assert_eq!(warnings[0], "gate loss_spike: step 5 has loss 5.200; the median of the 3 steps before it is 3.000");
         assert_eq!(warnings[1], "gate zero_gradient: step 6 has a gradient norm of 0");
-        let mut resumed = StepGates::new(&config);
+        let mut resumed = StepGates::new(&config, None);
         steps[..5].iter().for_each(|step| resumed.replay(step));
         assert_eq!(resumed.warnings(), [""; 0]);
         steps[5..].iter().for_each(|step| assert!(resumed.before_update(step).unwrap()));
         assert_eq!(resumed.records(), whole.records());
 
         let stop = GatesConfig { loss_spike: Action::Stop, ..config };
-        let mut gates = StepGates::new(&stop);
+        let mut gates = StepGates::new(&stop, None);
         steps[..4].iter().for_each(|step| assert!(gates.before_update(step).unwrap()));
         assert_eq!(gates.before_update(&steps[4]).unwrap_err().code(), "gate::loss_spike");
-        let zero = StepGates::new(&GatesConfig::default()).before_update(&step(1, 2.0, 0.0)).unwrap_err();
+        let zero = StepGates::new(&GatesConfig::default(), None).before_update(&step(1, 2.0, 0.0)).unwrap_err();
         assert_eq!(zero.code(), "gate::zero_gradient");
     }
 }
