@@ -39,6 +39,9 @@ fn a_step_of_the_quickstart_gives_the_loss_of_the_cpu() {
         assert_eq!(kernel["resolved"], "cubecl-f32-wgpu<wgsl>", "{name}");
     }
     assert_eq!(provenance["machine"]["device"], "wgpu");
+    assert!(provenance["machine"]["driver"].as_str().is_some_and(|driver| !driver.is_empty()), "{provenance}");
+    // More than one for each kernel: forward, backward, and their parts.
+    assert!(provenance["jit"]["compiled"].as_u64().unwrap() > 14, "{provenance}");
 }
 
 #[test]

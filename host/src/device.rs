@@ -71,12 +71,36 @@ pub fn hardware_name(name: &str) -> Result<Option<String>> {
     Ok(None)
 }
 
+/// The driver of the device `name` as the device names it, where the device is not the CPU.
+///
+/// # Errors
+/// `device::unavailable`.
+pub fn driver(name: &str) -> Result<Option<String>> {
+    #[cfg(feature = "wgpu")]
+    if name == "wgpu" {
+        return wgpu_adapter().map(|adapter| tunehost_kernels::wgpu::driver(&adapter.name));
+    }
+    let _ = name;
+    Ok(None)
+}
+
 /// What of the kernels of the device `name` is compiled in a run, in words.
 pub fn compilation(name: &str) -> &'static str {
     match name {
         "cpu" => "nothing: the kernels are in the program, and the instruction set alone chooses among them",
         _ => "each kernel, by the driver and for its shapes, when it is first launched; none is chosen by measuring",
     }
+}
+
+/// Counts the kernels that are compiled for the device `name` from now on, until the count is asked for.
+pub fn count_compiled(name: &str) -> Box<dyn FnOnce() -> u64> {
+    #[cfg(feature = "wgpu")]
+    if name == "wgpu" {
+        let launched = tunehost_kernels::wgpu::LaunchedKernels::new();
+        return Box::new(|| launched.finish().len() as u64);
+    }
+    let _ = name;
+    Box::new(|| 0)
 }
 
 /// What every kernel of a step resolves to on the device `name` with frozen matrices kept as `weights`, by the kernel's

@@ -37,7 +37,8 @@ pub fn read(path: &Path, spec: &ModelSpec, plan: &LoraPlan, device: &Device) -> 
             .expected("a run that ended and exported its adapter (export.adapter = true)")
             .help(format!("end it: tunehost resume {}", path.display())));
     }
-    let weights = FileHash::of(&file)?;
+    let weights =
+        FileHash::of(&file).map_err(|e| e.expected("the folder of a run or of a PEFT adapter in lora.init"))?;
     if let Some(recorded) = run.as_ref().and_then(recorded).filter(|recorded| recorded.sha256 != weights.sha256) {
         let message = format!("{} has the sha256 {}", file.display(), weights.sha256);
         return Err(Error::new("run::adapter_changed", message)

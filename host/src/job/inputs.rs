@@ -65,7 +65,7 @@ pub fn provenance(run: &Path, resolved: &Resolved, prepared: &Prepared) -> Resul
     let kernels = kernels(&config.model)?;
     let cpu = Machine::cpu(rayon::current_num_threads());
     let device_name = device::hardware_name(name)?.unwrap_or_else(|| cpu.device_name.clone());
-    let driver = cpu.driver.clone().filter(|_| name == "cpu");
+    let driver = if name == "cpu" { cpu.driver.clone() } else { device::driver(name)? };
     let machine = Machine { device: name.clone(), device_name, driver, ..cpu };
     let mut provenance = Provenance::new(run, resolved, inputs, machine, kernels);
     provenance.parent_run = prepared.given.as_ref().and_then(|given| given.run.clone());

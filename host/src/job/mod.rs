@@ -214,13 +214,14 @@ impl Session<'_> {
         reporter: &mut Reporter,
         work: impl FnOnce(&Self, &mut Provenance, &mut Reporter) -> Result<Outcome>,
     ) -> Result<()> {
+        let compiled = device::count_compiled(&self.config.model.device);
         let ended = window.open(self.stop, reporter).and_then(|()| match self.stop.is_set() {
             true => Ok(self.interrupted("a signal asked it to stop", self.saved_step(), reporter)),
             false => work(self, &mut provenance, reporter),
         });
         reporter.finish_steps();
         let closed = window.close(reporter);
-        provenance.jit.compiled = (self.config.model.device == "cpu").then_some(0);
+        provenance.jit.compiled = Some(compiled());
         match ended.and_then(|outcome| Ok(Outcome { files: finish::hash_files(self.folder)?, ..outcome })) {
             Ok(outcome) => {
                 let step = outcome.step;
