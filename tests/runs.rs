@@ -2,12 +2,14 @@
 
 mod common;
 
-use common::short::{contents, provenance};
+use common::short::{assert_same, contents, provenance};
 use common::{fails, ok, output, root, tunehost};
 use regex::Regex;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
 use tunehost::hash::sha256;
 
 /// A run of three steps that makes every kind of file.
@@ -217,6 +219,18 @@ fn a_run_starts_from_the_adapter_of_another() {
     ok(&["runs", "verify", child.to_str().unwrap(), "--steps", "3"]);
     let lines = ok(&["runs", "diff", parent.to_str().unwrap(), child.to_str().unwrap()]);
     assert!(lines.starts_with("adapter: absent | ") && lines.lines().count() == 1, "{lines}");
+    // Killed and resumed, it is the same: what moved is still told by what it started from.
+    let killed = folder("killed");
+    let start = args("killed", &["--set", &init]);
+    let mut process = tunehost(&words(&start)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while !killed.join("metrics.jsonl").exists() && process.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    ok(&["resume", killed.to_str().unwrap()]);
+    assert_same(&contents(&child), &killed, "killed");
+    assert_eq!(provenance(&killed)["gates"]["inert_adapter"], *gate);
     // A PEFT folder does as well, without a run to name.
     let peft = format!("lora.init={}", parent.join("export/adapter").display());
     ok(&words(&args("peft", &["--set", &peft])));
