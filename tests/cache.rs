@@ -235,7 +235,7 @@ fn peak_mib(mut command: Command) -> f64 {
 }
 
 /// In memory ids and labels of the larger corpus would take 36 MiB more than those of the smaller, four bytes a token each, on
-/// top of the 28 MiB that 12,000 more records take whatever their length: ids, and what they are compared by.
+/// top of what 12,000 more records take whatever their length (4 MiB: ids, and what they are compared by), and of the lines at hand.
 #[test]
 fn memory_does_not_grow_with_the_tokens_of_the_corpus() {
     let peaks = [4000, 16_000].map(|records| {
@@ -250,5 +250,5 @@ fn memory_does_not_grow_with_the_tokens_of_the_corpus() {
     println!("peak MiB, MiB of encodings: {peaks:?}");
     let [small, large] = peaks;
     assert!(large.1 > small.1 + 15.0, "{peaks:?}");
-    assert!(large.0 < small.0 + 34.0, "{peaks:?}");
+    assert!(large.0 < small.0 + 28.0, "{peaks:?}");
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{fails, ok, root, tunehost};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -412,4 +412,9 @@ fn what_is_trained_and_what_a_limit_costs_can_be_looked_at() {
     let reports: Value = serde_json::from_str(&reports).unwrap();
     let lost = |report: usize| reports[report]["roots"][0]["trained_tokens_lost"].as_u64().unwrap();
     assert!(lost(0) > lost(1), "{reports}");
+    let dropped = ok(&["corpus", "stats", QUICKSTART, "--lengths", "96", "--json", "--set", "data.overlong=\"drop\""]);
+    let dropped: Value = serde_json::from_str(&dropped).unwrap();
+    let root = &dropped[0]["roots"][0];
+    assert_eq!((&root["records_cut"], &dropped[0]["overlong"]), (&json!(0), &json!("drop")), "{dropped}");
+    assert!(root["records_dropped"].as_u64().unwrap() > 0 && root["trained_tokens_lost"].as_u64().unwrap() > lost(0));
 }

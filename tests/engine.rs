@@ -41,7 +41,7 @@ fn adapter(engine: &Engine, dropout: f64) -> Adapter {
 fn record(id: usize, length: usize) -> Record {
     let ids: Vec<u32> = (0..length).map(|t| 3 + ((t * 31 + id * 17 + t * t) % 690) as u32).collect();
     let labels: Vec<i32> = ids.iter().enumerate().map(|(t, id)| if t < 2 { -100 } else { *id as i32 }).collect();
-    Record { id: format!("record-{id}"), root: 0, tokens: Tokens::new(&ids, &labels) }
+    Record { id: format!("record-{id}").into(), root: 0, tokens: Tokens::new(&ids, &labels) }
 }
 
 fn flat(gradients: &Gradients) -> Vec<f32> {

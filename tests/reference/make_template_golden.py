@@ -5,7 +5,7 @@
     python make_template_golden.py ../fixtures/templates      # writes golden.json there
 
 golden.json: {"conversations": [{name, messages, tools}], "renderings": {template: [{conversation, add_generation_prompt,
-text | error}]}}. Arguments of tool calls that are JSON text are decoded before rendering, as the templates expect.
+text | error}]}, "methods": [{source, text | null}]}. Arguments of tool calls that are JSON text are decoded before rendering, as the templates expect.
 """
 import copy, datetime, json, sys
 from pathlib import Path
@@ -104,6 +104,19 @@ CONVERSATIONS = [
 ]
 
 
+METHODS = [f"{{{{ {text!r}.{call} }}}}" for text in ["a,b,,c", " one  two\tthree ", "", "-42", "Straße\u00a0x", "<think>a</think>b"]
+           for call in ["rsplit(',')", "rsplit(',', 1)", "rsplit(',', maxsplit=0)", "rsplit()", "rsplit(none, 1)", "rsplit('')",
+                        "partition('</think>') | list", "rpartition(',') | list", "partition(',') | last", "partition('')",
+                        "removeprefix('a,')", "removesuffix('c')", "zfill(8)", "swapcase()", "nosuch()"]]
+
+
+def answer(env, source):
+    try:
+        return env.from_string(source).render()
+    except Exception:
+        return None
+
+
 def decoded(messages):
     messages = copy.deepcopy(messages)
     for message in messages:
@@ -128,7 +141,8 @@ def main(folder):
                 except Exception as error:
                     row["error"] = str(error)
                 rows.append(row)
-    out = {"conversations": [{"name": n, "messages": m, "tools": t} for n, m, t in CONVERSATIONS], "renderings": renderings}
+    out = {"conversations": [{"name": n, "messages": m, "tools": t} for n, m, t in CONVERSATIONS], "renderings": renderings,
+           "methods": [{"source": source, "text": answer(env, source)} for source in METHODS]}
     (folder / "golden.json").write_text(json.dumps(out, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     for name, rows in renderings.items():
         print(name, len(rows), "renderings,", sum("error" in r for r in rows), "errors")

@@ -1,7 +1,7 @@
 //! `tunehost corpus`.
 
 use super::{BatchesArgs, InspectArgs, StatsArgs, print};
-use crate::config::{self, Config, SourceConfig};
+use crate::config::{self, Config, Overlong, SourceConfig};
 use crate::corpus::inspect::{self, Marking};
 use crate::corpus::{self, Corpus, EncodeOptions, Encoder};
 use crate::error::{Error, Result};
@@ -70,10 +70,19 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
 pub fn stats(args: &StatsArgs) -> Result<()> {
     let mut config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
     let lengths = if args.lengths.is_empty() { vec![config.data.max_seq_len] } else { args.lengths.clone() };
-    // encoded once, at full length
     config.data.max_seq_len = usize::MAX;
     let corpus = load(&config)?;
-    let reports: Vec<_> = lengths.into_iter().map(|length| corpus.cost_of_limit(length)).collect();
+    let reports: Vec<_> = match config.data.overlong {
+        // where a conversation is split depends on the limit
+        Overlong::SplitTurns => {
+            let under = |max_seq_len| {
+                config.data.max_seq_len = max_seq_len;
+                load(&config).map(|corpus| corpus.report)
+            };
+            lengths.into_iter().map(under).collect::<Result<_>>()?
+        }
+        overlong => lengths.into_iter().map(|length| corpus.cost_of_limit(length, overlong)).collect(),
+    };
     match args.json {
         true => print(&serde_json::to_string_pretty(&reports).expect("numbers and names are JSON")),
         false => print(&format!("{}\n{}", corpus.report.lengths(), corpus::table_of_limits(&reports))),

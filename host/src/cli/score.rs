@@ -94,7 +94,7 @@ fn write_logits(engine: &Engine, adapter: Option<&Adapter>, records: &[Record], 
         .iter()
         .map(|r| {
             let batch = Batch::of([r]);
-            (r.id.clone(), [r.tokens.len(), vocab_size], values(&engine.logits(adapter, &batch)))
+            (r.id.to_string(), [r.tokens.len(), vocab_size], values(&engine.logits(adapter, &batch)))
         })
         .collect();
     let file = f32_safetensors(tensors.iter().map(|(name, shape, values)| (name.as_str(), &shape[..], &values[..])));

@@ -8,6 +8,7 @@ use super::spans::{self, EndOfTurn, Renderer, Span};
 use super::template::ChatTemplate;
 use super::thoughts::{Delimiters, EmptyThought};
 use super::tokenizer::Tokenizer;
+use super::unshown::Shown;
 use crate::config::TrainOn;
 use crate::error::Result;
 use minijinja::Value;
@@ -21,6 +22,7 @@ pub struct ChatRenderer {
     empty_thought: Option<EmptyThought>,
     /// What stands around thoughts, where these are not trained.
     thoughts: Option<Delimiters>,
+    shown: Shown,
     options: EncodeOptions,
 }
 
@@ -55,7 +57,8 @@ impl ChatRenderer {
         if options.generation_blocks {
             blocks::check(&template, end_of_turn.as_ref(), tokenizer)?;
         }
-        Ok(Self { template, end_of_turn, empty_thought, thoughts, options })
+        let shown = Shown::find(&template)?;
+        Ok(Self { template, end_of_turn, empty_thought, thoughts, shown, options })
     }
 
     /// The template.
@@ -66,6 +69,11 @@ impl ChatRenderer {
     /// The token that ends an assistant's turn, where the template has one.
     pub fn end_of_turn(&self) -> Option<&EndOfTurn> {
         self.end_of_turn.as_ref()
+    }
+
+    /// Whether the conversation has a thought that the template does not print.
+    pub fn leaves_out_thoughts(&self, chat: &Chat) -> bool {
+        self.shown.leaves_out(chat)
     }
 
     /// The text of a conversation whose next turn is the assistant's, up to what it says.

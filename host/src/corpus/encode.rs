@@ -12,6 +12,7 @@ use super::tokens::Tokens;
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The label of a token that is not trained.
 pub const NOT_TRAINED: i32 = -100;
@@ -20,7 +21,7 @@ pub const NOT_TRAINED: i32 = -100;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     /// Unique in the corpus.
-    pub id: String,
+    pub id: Arc<str>,
     /// Index into the corpus' roots.
     pub root: u32,
     /// Its tokens. Labels are unshifted: position `t - 1` predicts `labels[t]`. The first token has nothing before it and
@@ -135,6 +136,14 @@ impl Encoder {
         self.chat.as_ref().and_then(ChatRenderer::end_of_turn)
     }
 
+    /// Whether the record has a thought that the template does not print.
+    pub(super) fn leaves_out_thoughts(&self, content: &Content) -> bool {
+        match (content, &self.chat) {
+            (Content::Chat(chat), Some(renderer)) => renderer.leaves_out_thoughts(chat),
+            _ => false,
+        }
+    }
+
     /// The tokens of a conversation whose next turn is the assistant's. `messages` is the list that a record's
     /// `messages` would be.
     pub fn render_prompt(&self, messages: &serde_json::Value, form: PromptForm) -> Result<Vec<u32>> {
@@ -169,7 +178,7 @@ impl Encoder {
             return Err(Error::new("corpus::token_out_of_range", message)
                 .help("the tokenizer, or the one that made `input_ids`, is of another model"));
         }
-        Ok(Record { id: raw.id.clone(), root, tokens })
+        Ok(Record { id: raw.id.as_str().into(), root, tokens })
     }
 
     /// The tokens of `content` at full length. They depend on it and on [`Encoder::identity`] alone.
@@ -230,7 +239,7 @@ impl Encoder {
     pub(super) fn encode_part(&self, chat: &Chat, chosen: &[bool], id: String, root: u32) -> Result<Record> {
         let (ids, mut labels) = self.labelled(self.require_chat()?.render_chosen(chat, chosen)?)?;
         forget_first(&mut labels);
-        Ok(Record { id, root, tokens: Tokens::new(&ids, &labels) })
+        Ok(Record { id: id.into(), root, tokens: Tokens::new(&ids, &labels) })
     }
 
     fn labelled(&self, rendered: Rendered) -> Result<(Vec<u32>, Vec<i32>)> {

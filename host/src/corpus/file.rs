@@ -27,6 +27,8 @@ pub struct Line {
     pub key: u64,
     /// What it is compared with other records by.
     pub sketch: Sketch,
+    /// Whether it has a thought that the template does not print.
+    pub unshown_thought: bool,
 }
 
 /// The file that lines stand in.
@@ -75,13 +77,15 @@ pub fn encode_file(
 
 /// The outcome of each line that is not blank; lines come with their numbers.
 pub fn encode_lines(encoder: &mut CachedEncoder, file: Place, lines: Vec<(u64, Vec<u8>)>) -> Vec<Result<Encoded>> {
+    let rules = encoder.encoder();
     let parse = |(line, bytes): (u64, Vec<u8>)| {
         let raw = reader::parse_row(file.path, line, &bytes, file.columns).transpose()?;
         Some(raw.map(|raw| {
             let json = String::from_utf8(bytes).expect("a line that was parsed is UTF-8").trim().to_string();
             let key = split::key(file.by, &raw.id, &raw.content);
             let sketch = Sketch::of(&raw.content);
-            (Line { id: raw.id.clone(), named: raw.named, line, json, key, sketch }, raw)
+            let unshown_thought = rules.leaves_out_thoughts(&raw.content);
+            (Line { id: raw.id.clone(), named: raw.named, line, json, key, sketch, unshown_thought }, raw)
         }))
     };
     let parsed: Vec<Result<(Line, RawRecord)>> = lines.into_par_iter().filter_map(parse).collect();

@@ -126,7 +126,7 @@ impl<'a> Filtering<'a> {
                 Some(reason.to_string())
             }
         };
-        self.report.records.push(Filtered { id: record.id.clone(), dropped });
+        self.report.records.push(Filtered { id: record.id.to_string(), dropped });
     }
 
     /// The filter's name and version.

@@ -84,7 +84,7 @@ pub struct Refusal {
 /// Applies the limit to record after record and keeps the account.
 pub struct LengthLimit {
     report: TruncationReport,
-    lengths: Vec<Vec<usize>>,
+    lengths: Vec<Vec<u32>>,
 }
 
 impl LengthLimit {
@@ -125,7 +125,7 @@ impl LengthLimit {
     pub fn count(&mut self, record: &Record) -> bool {
         let limit = self.report.max_seq_len;
         let (length, trained) = (record.tokens.len(), record.trained_tokens());
-        self.lengths[record.root as usize].push(length);
+        self.lengths[record.root as usize].push(length as u32);
         let root = &mut self.report.roots[record.root as usize];
         root.records += 1;
         root.tokens += length as u64;
@@ -142,7 +142,7 @@ impl LengthLimit {
             root.records_untrained += 1;
             root.tokens_untrained += length as u64;
             if root.untrained_ids.len() < IDS_LISTED {
-                root.untrained_ids.push(record.id.clone());
+                root.untrained_ids.push(record.id.to_string());
             }
             return false;
         }
@@ -175,7 +175,7 @@ impl LengthLimit {
             lengths.sort_unstable();
             let rank = |percent: usize| match lengths.len() {
                 0 => 0,
-                n => lengths[(n * percent).div_ceil(100).max(1) - 1],
+                n => lengths[(n * percent).div_ceil(100).max(1) - 1] as usize,
             };
             (root.p50, root.p90, root.p99, root.max) = (rank(50), rank(90), rank(99), rank(100));
             root.trained_share_lost = root.trained_tokens_lost as f64 / (root.trained_tokens.max(1)) as f64;
@@ -251,7 +251,7 @@ impl fmt::Display for TruncationReport {
 pub fn table_of_limits(reports: &[TruncationReport]) -> String {
     let mut table = format!(
         "{:>9}  {:<16}{:>9}{:>12}{:>9}{:>14}{:>14}\n",
-        "limit", "root", "cut", "tokens cut", "share", "trained lost", "nothing left"
+        "limit", "root", "affected", "tokens lost", "share", "trained lost", "nothing left"
     );
     for report in reports {
         for root in &report.roots {
@@ -260,7 +260,7 @@ pub fn table_of_limits(reports: &[TruncationReport]) -> String {
                 "{:>9}  {:<16}{:>9}{lost:>12}{:>8.2}%{:>13.2}%{:>14}\n",
                 report.max_seq_len,
                 root.root,
-                root.records_cut + root.records_untrained,
+                root.records_cut + root.records_dropped + root.records_untrained,
                 100.0 * lost as f64 / root.tokens.max(1) as f64,
                 100.0 * root.trained_share_lost,
                 root.records_untrained,
@@ -299,10 +299,7 @@ mod tests {
     fn row_5_a_record_whose_trained_tokens_are_cut_away_is_counted_and_not_trained_on() {
         let records = vec![record("long prompt", 220, 200), record("whole", 40, 30), record("cut", 100, 50)];
         let (kept, report) = apply(64, Overlong::Truncate, records);
-        assert_eq!(
-            kept.iter().map(|r| (r.id.as_str(), r.tokens.len())).collect::<Vec<_>>(),
-            [("whole", 40), ("cut", 64)]
-        );
+        assert_eq!(kept.iter().map(|r| (&*r.id, r.tokens.len())).collect::<Vec<_>>(), [("whole", 40), ("cut", 64)]);
         let root = &report.roots[0];
         balanced(root);
         assert_eq!((root.records, root.records_cut, root.records_untrained), (3, 1, 1));
@@ -316,7 +313,7 @@ mod tests {
     #[test]
     fn longer_records_are_dropped_or_refused_where_that_is_asked_for() {
         let (kept, report) = apply(64, Overlong::Drop, vec![record("a", 65, 1), record("b", 64, 1)]);
-        assert_eq!((kept.len(), kept[0].id.as_str()), (1, "b"));
+        assert_eq!((kept.len(), &*kept[0].id), (1, "b"));
         balanced(&report.roots[0]);
         assert_eq!((report.roots[0].records_dropped, report.roots[0].tokens_dropped), (1, 65));
         let error = LengthLimit::new(64, Overlong::Error, &["talk".into()]).apply(record("a", 65, 1)).unwrap_err();

@@ -1,6 +1,7 @@
 //! The whole path from the sources of a configuration to the records of a run.
 
 use super::cache::{self, CachedEncoder};
+use super::copies::{self, Copies};
 use super::duplicates::{Duplicates, Entry};
 use super::encode::{Encoder, Record};
 use super::file::{Encoded, Line, Place, encode_file, encode_lines};
@@ -8,16 +9,18 @@ use super::filter::{Filtering, Judged};
 use super::length::LengthLimit;
 use super::options::EncodeOptions;
 use super::reader;
-use super::weigh::{Keyed, weigh};
+use super::weigh::{Kept, weigh};
 use super::{CacheUse, Corpus, FileInfo, split, turns};
 use crate::config::{DataConfig, Overlong, SourceConfig, TemplateConfig};
 use crate::error::{Error, Result};
 use crate::plugins::{CorpusFilter, Verdict};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Records that are cut to the length limit before the pages that hold their tokens are given back.
-const LIMITED_AT_ONCE: usize = 4096;
+/// Records that are cut to the length limit before the pages that hold their tokens are given back. The system maps 64 KiB around
+/// each.
+const LIMITED_AT_ONCE: usize = 1024;
 
 /// Reads, renders, tokenises, filters, cuts and splits all sources of `config` for the model in the folder `base`, whose
 /// embedding has `vocab_size` rows. `progress` is told how many bytes of the files, as they lie on disk, are done, of how many.
@@ -55,11 +58,11 @@ pub fn load(
         progress: Progress::new(&files_of, progress),
         places: HashMap::new(),
         paths: Vec::new(),
-        parts: HashMap::new(),
         read: HashMap::new(),
         train: Vec::new(),
         held_out: Vec::new(),
         entries: Vec::new(),
+        unshown_thoughts: 0,
     };
     let mut files = Vec::new();
     let mut read = Vec::new();
@@ -72,29 +75,56 @@ pub fn load(
         let records = (std::mem::take(&mut loader.train), std::mem::take(&mut loader.held_out));
         read.push((source, first..files.len(), records));
     }
+    cached.forget_keys();
     let duplicates = Duplicates::find(std::mem::take(&mut loader.entries), &roots, config.dedup, config.leakage);
-    let left_out = duplicates.left_out();
+    let mut used = vec![false; duplicates.compared()];
+    let mut limited = |kept: Kept, loader: &mut Loader| {
+        let record = loader.limited(kept.record)?;
+        used[kept.origin as usize] |= record.is_some();
+        Ok::<_, Error>(record)
+    };
+    // tokens lie in the mapped cache: what has been looked at is given back before it fills the memory
+    let mut looked_at = 0;
+    let mut release = || {
+        looked_at += 1;
+        if looked_at % LIMITED_AT_ONCE == 0 {
+            cached.release_all();
+        }
+    };
     let mut sources = Vec::new();
-    let mut train = Vec::new();
+    let mut to_train = Vec::new();
     let mut held_out = Vec::new();
-    for (source, of_source, (mut to_train, mut to_hold_out)) in read {
-        for records in [&mut to_train, &mut to_hold_out] {
-            records.retain(|(_, record)| !left_out.contains(loader.origin(&record.id)));
+    for (source, of_source, (mut of_train, mut of_held_out)) in read {
+        for records in [&mut of_train, &mut of_held_out] {
+            records.retain(|kept| !duplicates.left_out().contains(&(kept.origin as usize)));
         }
-        sources.push(weigh(source, &files[of_source], &mut to_train, &mut to_hold_out)?);
-        for (at, (_, record)) in to_train.into_iter().enumerate() {
-            train.extend(loader.limited(record)?);
-            if at % LIMITED_AT_ONCE == 0 {
-                cached.release_all();
-            }
+        sources.push(weigh(source, &files[of_source], &mut of_train, &mut of_held_out)?);
+        to_train.push(of_train);
+        for kept in of_held_out {
+            let key = kept.key;
+            held_out.extend(limited(kept, &mut loader)?.map(|record| (key, copies::hash(&record), record)));
+            release();
         }
-        for (key, record) in to_hold_out {
-            held_out.extend(loader.limited(record)?.map(|record| (key, record)));
-        }
-        cached.release_all();
     }
-    held_out.sort_by_key(|(key, record): &(u64, Record)| (record.root, *key));
-    let held_out: Vec<Record> = held_out.into_iter().map(|(_, record)| record).collect();
+    held_out.sort_by_key(|(key, _, record): &(u64, u64, Record)| (record.root, *key));
+    let (hashes, held_out): (Vec<u64>, Vec<Record>) =
+        held_out.into_iter().map(|(_, hash, record)| (hash, record)).unzip();
+    let mut copies = Copies::of(&held_out, hashes.into_iter());
+    let mut train: Vec<Record> = Vec::new();
+    for of_train in to_train {
+        let records = of_train.into_iter().filter_map(|kept| {
+            release();
+            limited(kept, &mut loader).map(|record| record.inspect(|record| copies.note(record))).transpose()
+        });
+        // in place: the records of a source are never there twice
+        let mut records: Vec<Record> = records.collect::<Result<_>>()?;
+        match train.is_empty() {
+            true => train = records,
+            false => train.append(&mut records),
+        }
+    }
+    let copied = copies.finish();
+    cached.release_all();
     let mut warnings = encoder.warnings()?;
     let (cache, of_cache) = cached.finish();
     warnings.extend(of_cache);
@@ -107,13 +137,8 @@ pub fn load(
             warnings.push(format!("root {root}: no record is held out, it cannot be evaluated"));
         }
     }
-    let mut ids = HashSet::new();
-    if let Some(copy) = train.iter().chain(&held_out).find(|record| !ids.insert(record.id.as_str())) {
-        let message = format!("a copy or a part of a record is called {:?}, which is a record's own id", copy.id);
-        return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus"));
-    }
-    ids.extend(loader.parts.values().map(String::as_str));
-    let duplicates = duplicates.finish(&ids);
+    loader.check_given_ids(train.iter().chain(&held_out))?;
+    let duplicates = duplicates.finish(&used);
     if duplicates.leaked() > 0 {
         let (leaked, all) = (duplicates.leaked(), held_out.len());
         warnings.push(format!(
@@ -121,7 +146,13 @@ pub fn load(
              data.leakage = \"drop\" leaves those trained ones out"
         ));
     }
-    let Loader { filtering, limit, .. } = loader;
+    let Loader { filtering, limit, unshown_thoughts, .. } = loader;
+    if unshown_thoughts > 0 {
+        warnings.push(format!(
+            "records with a thought (`reasoning`, `reasoning_content` or `thinking`) that the template does not print, and that \
+             is not trained: {unshown_thoughts} [corpus::thoughts_left_out]"
+        ));
+    }
     let report = limit.finish();
     if !report.refused.is_empty() {
         let first = &report.refused[0].reason;
@@ -131,6 +162,7 @@ pub fn load(
         roots,
         train,
         held_out,
+        copied,
         filtered: filtering.finish(),
         report,
         files,
@@ -234,20 +266,20 @@ struct Loader<'a> {
     filtering: Filtering<'a>,
     limit: LengthLimit,
     progress: Progress<'a>,
-    /// Where each id stands: an index into `paths`, and a line.
-    places: HashMap<String, (u32, u64)>,
+    /// Where each id stands: an index into `paths`, and a line (of a file of more lines than that, the last that can be told).
+    places: HashMap<Arc<str>, (u32, u32)>,
     /// The files so far.
     paths: Vec<PathBuf>,
-    /// The record that a part of one belongs to.
-    parts: HashMap<String, String>,
     /// Which source reads each file, by its canonical path.
     read: HashMap<PathBuf, PathBuf>,
     /// What the source at hand has to train on.
-    train: Keyed,
+    train: Vec<Kept>,
     /// What is held out of it.
-    held_out: Keyed,
+    held_out: Vec<Kept>,
     /// What all sources so far have, for comparison.
     entries: Vec<Entry>,
+    /// Records of which the template leaves out a thought.
+    unshown_thoughts: u64,
 }
 
 /// What became of one file's records.
@@ -298,18 +330,19 @@ impl Loader<'_> {
     /// root by their file's whole path.
     fn name_apart(&mut self, mut lines: Vec<Encoded>, source: &SourceConfig) -> Result<Vec<Encoded>> {
         for (line, record) in &mut lines {
-            if !line.named && self.places.contains_key(&line.id) {
+            if !line.named && self.places.contains_key(line.id.as_str()) {
                 line.id = format!("{}/{}", source.root, line.id);
-                if self.places.contains_key(&line.id) {
+                if self.places.contains_key(line.id.as_str()) {
                     line.id = format!("{}-{}", source.path.display(), line.line);
                 }
-                if let Ok(record) = record {
-                    record.id = line.id.clone();
-                }
             }
-            let place = (self.paths.len() as u32 - 1, line.line);
-            if let Some(first) = self.places.insert(line.id.clone(), place) {
-                let at = |(path, line): (u32, u64)| format!("{}:{line}", self.paths[path as usize].display());
+            let id: Arc<str> = line.id.as_str().into();
+            if let Ok(record) = record {
+                record.id = id.clone();
+            }
+            let place = (self.paths.len() as u32 - 1, u32::try_from(line.line).unwrap_or(u32::MAX));
+            if let Some(first) = self.places.insert(id, place) {
+                let at = |(path, line): (u32, u32)| format!("{}:{line}", self.paths[path as usize].display());
                 let message = format!("{}: the id {:?} stands at {} too", at(place), line.id, at(first));
                 return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus")
                     .help("records without an `id` are named after their file and line, and after their root or their path where that is taken"));
@@ -350,6 +383,7 @@ impl Loader<'_> {
         let mut replacements = encode_lines(encoder, file, replacing.collect()).into_iter();
         for ((line, record), verdict) in lines.into_iter().zip(verdicts) {
             let place = place(source, line.line);
+            let record_id = record.id.clone();
             match verdict {
                 Verdict::Keep => self.keep(encoder.encoder(), &line, source, record, tally)?,
                 Verdict::Drop(reason) => {
@@ -363,7 +397,7 @@ impl Loader<'_> {
                         .expect("a JSON object is not blank")
                         .and_then(|(replaced, record)| Ok((replaced, record?)))
                         .map_err(|error| self.filtering.untrainable(&line.id, &place, error))?;
-                    let record = Record { id: line.id.clone(), ..record };
+                    let record = Record { id: record_id, ..record };
                     self.keep(encoder.encoder(), &Line { id: line.id, ..replaced }, source, record, tally)?;
                 }
             }
@@ -382,6 +416,8 @@ impl Loader<'_> {
         let (root, limit) = (record.root, self.config.max_seq_len);
         let held_out = split::is_held_out(line.key, self.config.held_out);
         let sketch = line.sketch.clone();
+        let origin = self.entries.len() as u32;
+        self.unshown_thoughts += u64::from(line.unshown_thought);
         self.entries.push(Entry { id: record.id.clone(), root, held_out, sketch });
         let mut records = vec![record];
         if self.config.overlong == Overlong::SplitTurns && records[0].tokens.len() > limit {
@@ -394,22 +430,28 @@ impl Loader<'_> {
             };
             if records.len() > 1 {
                 self.limit.split(root, records.len());
-                self.parts.extend(records.iter().map(|part| (part.id.clone(), line.id.clone())));
             }
         }
         for record in records {
             tally.kept += usize::from(self.limit.leaves(&record));
-            match held_out {
-                true => self.held_out.push((line.key, record)),
-                false => self.train.push((line.key, record)),
-            }
+            let side = if held_out { &mut self.held_out } else { &mut self.train };
+            side.push(Kept { key: line.key, origin, record });
         }
         Ok(())
     }
 
-    /// The record that the record `id` is, or is a part of.
-    fn origin<'a>(&'a self, id: &'a str) -> &'a str {
-        self.parts.get(id).map_or(id, String::as_str)
+    /// Whether the ids given to copies and parts of `records` are unique too: those that stand in files are.
+    fn check_given_ids<'a>(&self, records: impl Iterator<Item = &'a Record>) -> Result<()> {
+        let mut given = HashSet::new();
+        for Record { id, .. } in records {
+            // one and the same is the id of a file's record itself
+            let of_file = self.places.get_key_value(id).map(|(id, _)| id);
+            if of_file.map_or_else(|| !given.insert(id.clone()), |of_file| !Arc::ptr_eq(of_file, id)) {
+                let message = format!("a copy or a part of a record is called {id:?}, which is a record's own id");
+                return Err(Error::new("corpus::duplicate_id", message).expected("ids that are unique in the corpus"));
+            }
+        }
+        Ok(())
     }
 
     /// The record within the length limit; `None` where nothing is left to train.

@@ -7,6 +7,7 @@ pub mod cache;
 mod chat;
 mod checks;
 mod choice;
+mod copies;
 mod duplicates;
 mod encode;
 mod file;
@@ -14,6 +15,7 @@ mod filter;
 pub mod inspect;
 mod length;
 mod load;
+mod methods;
 mod moment;
 mod options;
 mod python;
@@ -25,6 +27,7 @@ mod thoughts;
 mod tokenizer;
 mod tokens;
 mod turns;
+mod unshown;
 mod weigh;
 
 pub use chat::PromptForm;
@@ -51,6 +54,7 @@ use reader::Columns;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The records of a run and how they came about.
 #[derive(Debug, Clone)]
@@ -61,6 +65,8 @@ pub struct Corpus {
     pub train: Vec<Record>,
     /// Records kept out of training, by root and then in hash order.
     pub held_out: Vec<Record>,
+    /// Ids of the held-out records that a training record has the very same tokens as.
+    copied: HashSet<Arc<str>>,
     /// What the filter left out and replaced.
     pub filtered: FilterReport,
     /// What the length limit cost.
@@ -111,10 +117,10 @@ impl Corpus {
         self.train.iter().map(|record| (record.tokens.len() as u32, record.root)).unzip()
     }
 
-    /// What a limit of `max_seq_len` tokens would cost this corpus, if it cut longer records; the corpus was loaded
-    /// without one.
-    pub fn cost_of_limit(&self, max_seq_len: usize) -> TruncationReport {
-        let mut limit = LengthLimit::new(max_seq_len, Overlong::Truncate, &self.roots);
+    /// What a limit of `max_seq_len` tokens would cost this corpus, which was loaded without one. Longer records are cut, or dropped
+    /// under [`Overlong::Drop`]; those with nothing to train at any length count as such, and not as dropped.
+    pub fn cost_of_limit(&self, max_seq_len: usize, overlong: Overlong) -> TruncationReport {
+        let mut limit = LengthLimit::new(max_seq_len, overlong, &self.roots);
         for record in self.train.iter().chain(&self.held_out) {
             limit.count(record);
         }
@@ -129,13 +135,9 @@ impl Corpus {
         report
     }
 
-    /// For each of `records`, whether a training record has the very same tokens.
+    /// For each of the held-out `records`, whether a training record has the very same tokens.
     pub fn copied(&self, records: &[&Record]) -> Vec<bool> {
-        // lengths first: they tell most records apart, and lie in memory
-        let lengths: HashSet<usize> = records.iter().map(|r| r.tokens.len()).collect();
-        let alike = self.train.iter().filter(|r| lengths.contains(&r.tokens.len()));
-        let trained: HashSet<&[u8]> = alike.map(|r| r.tokens.id_bytes()).collect();
-        records.iter().map(|r| trained.contains(r.tokens.id_bytes())).collect()
+        records.iter().map(|record| self.copied.contains(&record.id)).collect()
     }
 }
 

@@ -7,6 +7,9 @@ use regex::Regex;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
+/// The longest text that a template may make.
+pub const TEXT_MAX_BYTES: usize = 512 << 20;
+
 /// Python's `str(value)`.
 pub fn str(value: &Value) -> String {
     match value.kind() {

@@ -3,13 +3,14 @@
 //! One difference is known: `~` joins `none`, `true` and floats as minijinja prints them, not as Python does.
 
 use super::moment::Moment;
-use super::python;
 use super::tokenizer::Tokenizer;
+use super::{methods, python};
 use crate::error::{Error, Result};
 use minijinja::value::{Kwargs, ValueKind, merge_maps};
 use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 
@@ -157,16 +158,38 @@ impl ChatTemplate {
     fn render_with(&self, conversation: Value) -> Result<String> {
         let documents = minijinja::context! { documents => () };
         let context = merge_maps([conversation, documents, Value::from_serialize(&self.special)]);
-        let rendered = self.env.get_template("chat").and_then(|template| template.render(context));
+        let mut printed = Printed::default();
+        let template = self.env.get_template("chat");
+        let rendered = template.and_then(|template| template.render_captured_to(context, &mut printed).map(drop));
+        let rendered = rendered.map(|()| String::from_utf8(printed.0).expect("a template prints text"));
         rendered.map_err(|e| {
             let at = e.line().map_or(String::new(), |line| format!(":{line}"));
             let cause = match e.kind() {
                 ErrorKind::OutOfFuel => "it did not end".to_string(),
+                ErrorKind::WriteFailure => format!("it prints more than {} MiB", python::TEXT_MAX_BYTES >> 20),
                 _ => e.detail().map_or_else(|| e.to_string(), str::to_string),
             };
             Error::new("corpus::template_failed", format!("the chat template {}{at}: {cause}", self.info.origin))
                 .source(e)
         })
+    }
+}
+
+/// What a rendering has printed so far; it fails where that is too much.
+#[derive(Default)]
+struct Printed(Vec<u8>);
+
+impl io::Write for Printed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > python::TEXT_MAX_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -221,7 +244,7 @@ fn environment(now: Moment) -> Environment<'static> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(methods::call);
     env.set_formatter(|out, _, value| match value.as_str() {
         Some(text) => out.write_str(text).map_err(Into::into),
         None => out.write_str(&python::str(value)).map_err(Into::into),
@@ -297,6 +320,8 @@ mod tests {
         let nested = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}";
         assert!(fails(nested).contains("did not end"));
         assert!(fails("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").contains("recursion"));
+        let long = "{% set x = 'x' * 90000 %}{% for a in range(90000) %}{{ x }}{% endfor %}";
+        assert!(fails(long).contains("prints more than 512 MiB"));
     }
 
     #[test]

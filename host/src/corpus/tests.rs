@@ -101,7 +101,7 @@ fn weights_copy_training_records_only_and_files_of_a_folder_are_one_source() {
     let twice = load_tiny(&config).unwrap();
     assert_eq!(once.held_out, twice.held_out);
     assert_eq!(2 * once.train.len(), twice.train.len());
-    assert!(twice.train.iter().any(|record| record.id == format!("{}#2", once.train[0].id)));
+    assert!(twice.train.iter().any(|record| *record.id == format!("{}#2", once.train[0].id)));
     assert_eq!(twice.sources[0].copies as usize, once.train.len());
     assert!(twice.sources[0].to_string().contains("2 files: jsonl, json, 200 records, "), "{}", twice.sources[0]);
     config.sources[0].cap = Some(50);
@@ -154,7 +154,7 @@ fn files_of_one_name_in_many_folders_are_told_apart_and_a_copy_takes_no_ones_id(
     }
     let all = DataConfig { held_out: 0.0, ..config(&[(&folder.path().join("*/talk.jsonl"), "x")]) };
     let corpus = load_tiny(&all).unwrap();
-    let ids: HashSet<&str> = corpus.train.iter().map(|record| record.id.as_str()).collect();
+    let ids: HashSet<&str> = corpus.train.iter().map(|record| &*record.id).collect();
     assert_eq!(ids.len(), 3, "{ids:?}");
 
     let lines = [r#"{"id": "a", "text": "one"}"#, r#"{"id": "a#2", "text": "two"}"#];
@@ -193,7 +193,7 @@ fn a_conversation_without_an_answer_is_counted_and_a_user_may_speak_twice() {
     let lines = [chat(&["user"]), chat(&["user", "user", "assistant"])];
     let path = file(folder.path(), "talk.jsonl", &lines.each_ref().map(String::as_str));
     let corpus = load_tiny(&DataConfig { held_out: 0.0, ..config(&[(&path, "talk")]) }).unwrap();
-    assert_eq!(corpus.train.iter().map(|record| record.id.as_str()).collect::<Vec<_>>(), ["talk:2"]);
+    assert_eq!(corpus.train.iter().map(|record| &*record.id).collect::<Vec<_>>(), ["talk:2"]);
     assert_eq!(corpus.report.roots[0].untrained_ids, ["talk:1"]);
 }
 
@@ -220,7 +220,7 @@ fn an_undecidable_record_is_refused_by_id_and_the_others_are_trained() {
         r#"{"id": "even", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
     let path = file(folder.path(), "talk.jsonl", &[&inside, plain]);
     let corpus = load_tiny(&DataConfig { held_out: 0.0, ..config(&[(&path, "talk")]) }).unwrap();
-    assert_eq!(corpus.train.iter().map(|record| record.id.as_str()).collect::<Vec<_>>(), ["even"]);
+    assert_eq!(corpus.train.iter().map(|record| &*record.id).collect::<Vec<_>>(), ["even"]);
     assert_eq!(corpus.report.refused[0].id, "odd");
     assert!(corpus.report.refused[0].reason.contains("talk.jsonl:1: record \"odd\": message 2"));
     assert!(corpus.warnings.iter().any(|warning| warning.contains("refused and not trained: 1")));
@@ -229,13 +229,25 @@ fn an_undecidable_record_is_refused_by_id_and_the_others_are_trained() {
 }
 
 #[test]
+fn thoughts_that_the_template_leaves_out_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let talk = |thought: &str| {
+        let answer = serde_json::json!({"role": "assistant", "content": "Yes.", "reasoning_content": thought});
+        serde_json::json!({"messages": [{"role": "user", "content": "Sure?"}, answer]}).to_string()
+    };
+    let path = file(folder.path(), "talk.jsonl", &[&talk("Let me see."), &talk("Hm."), &talk("")]);
+    let corpus = load_tiny(&DataConfig { held_out: 0.0, ..config(&[(&path, "talk")]) }).unwrap();
+    assert!(corpus.warnings.iter().any(|warning| warning.contains("not trained: 2 [")), "{:?}", corpus.warnings);
+}
+
+#[test]
 fn the_cost_of_a_limit_is_what_a_load_under_it_reports() {
     let path = fixtures::path("corpus/stage.jsonl");
     let unlimited = DataConfig { max_seq_len: usize::MAX, ..config(&[(&path, "stage")]) };
     let corpus = load_tiny(&unlimited).unwrap();
-    for limit in [64, 512] {
-        let limited = load_tiny(&DataConfig { max_seq_len: limit, ..unlimited.clone() }).unwrap().report;
-        let mut cost = corpus.cost_of_limit(limit);
+    for (limit, overlong) in [(64, Overlong::Truncate), (512, Overlong::Truncate), (512, Overlong::Drop)] {
+        let limited = load_tiny(&DataConfig { max_seq_len: limit, overlong, ..unlimited.clone() }).unwrap().report;
+        let mut cost = corpus.cost_of_limit(limit, overlong);
         // in the order in which they were found
         cost.roots[0].untrained_ids.clone_from(&limited.roots[0].untrained_ids);
         assert_eq!(cost, limited);

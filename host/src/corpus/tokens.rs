@@ -10,9 +10,9 @@ pub struct Tokens {
     /// The ids, 4 bytes each, little-endian; then one bit a token for whether it is trained, filled up to 4 bytes.
     bytes: Bytes,
     /// Tokens in `bytes`.
-    stored: usize,
+    stored: u32,
     /// How many of them, from the first on, count.
-    len: usize,
+    len: u32,
 }
 
 impl Tokens {
@@ -30,6 +30,7 @@ impl Tokens {
     /// What [`Tokens::as_bytes`] gave for `len` tokens: [`Tokens::size_bytes`] bytes.
     pub(super) fn from_bytes(bytes: Bytes, len: usize) -> Self {
         debug_assert_eq!(bytes.len(), Self::size_bytes(len), "ids and bits");
+        let len = u32::try_from(len).expect("a record has fewer than 2^32 tokens");
         Self { bytes, stored: len, len }
     }
 
@@ -45,7 +46,7 @@ impl Tokens {
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.len
+        self.len as usize
     }
 
     /// Whether there is none.
@@ -55,7 +56,7 @@ impl Tokens {
 
     /// Leaves the first `len` at most.
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        self.len = self.len().min(len) as u32;
     }
 
     /// The ids.
@@ -65,7 +66,7 @@ impl Tokens {
 
     /// The ids as bytes, to compare records by.
     pub(super) fn id_bytes(&self) -> &[u8] {
-        &self.bytes[..4 * self.len]
+        &self.bytes[..4 * self.len()]
     }
 
     /// `labels[t]` is `ids[t]` where that token is trained and [`NOT_TRAINED`] elsewhere.
@@ -76,8 +77,8 @@ impl Tokens {
 
     /// Whether each is trained.
     pub fn trained(&self) -> impl Iterator<Item = bool> {
-        let bits = &self.bytes[4 * self.stored..];
-        (0..self.len).map(|t| bits[t / 8] >> (t % 8) & 1 == 1)
+        let bits = &self.bytes[4 * self.stored as usize..];
+        (0..self.len()).map(|t| bits[t / 8] >> (t % 8) & 1 == 1)
     }
 }
 

@@ -91,7 +91,8 @@ mod tests {
         let json = record.to_string();
         let raw = reader::parse_row(Path::new("talk.jsonl"), 1, json.as_bytes(), &Default::default()).unwrap().unwrap();
         let sketch = Sketch::of(&raw.content);
-        let line = Line { id: whole.id.clone(), named: true, line: 1, json, key: 0, sketch };
+        let line =
+            Line { id: whole.id.to_string(), named: true, line: 1, json, key: 0, sketch, unshown_thought: false };
         let parts = split(&encoder, &line, &SourceConfig::new("talk.jsonl", "talk"), whole.clone(), limit).unwrap();
         (encoder, whole, parts)
     }
@@ -112,7 +113,7 @@ mod tests {
             assert!(whole.tokens.len() > LIMIT && parts.len() > 2);
             let text = |record: &Record| encoder.tokenizer().unwrap().decode(&record.tokens.ids(), false).unwrap();
             for (n, part) in parts.iter().enumerate() {
-                assert_eq!(part.id, format!("long/{}", n + 1));
+                assert_eq!(*part.id, format!("long/{}", n + 1));
                 assert!(
                     part.tokens.len() <= LIMIT
                         && text(part).starts_with("<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\n")

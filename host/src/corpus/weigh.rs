@@ -9,9 +9,18 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-/// A source's records and what the split goes by.
-pub type Keyed = Vec<(u64, Record)>;
+/// A record on its way into the corpus.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kept {
+    /// What the split goes by.
+    pub key: u64,
+    /// Which of the records that were read it is, or is a part of.
+    pub origin: u32,
+    /// At full length.
+    pub record: Record,
+}
 
 /// What a source came to.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -74,29 +83,32 @@ fn formats(files: &[FileInfo]) -> Vec<String> {
 pub fn weigh(
     source: &SourceConfig,
     files: &[FileInfo],
-    train: &mut Keyed,
-    held_out: &mut Keyed,
+    train: &mut Vec<Kept>,
+    held_out: &mut Vec<Kept>,
 ) -> Result<SourceReport> {
     let records = train.len() + held_out.len();
     if let Some(cap) = source.cap.filter(|&cap| cap < records) {
-        let mut ranks: Vec<_> = train.iter().chain(held_out.iter()).map(|(key, record)| rank(*key, record)).collect();
+        let mut ranks: Vec<_> = train.iter().chain(held_out.iter()).map(rank).collect();
         ranks.sort_unstable();
         // equal records may stand on the border: ids tell them apart
         let last = ranks.swap_remove(cap - 1);
         for part in [&mut *train, &mut *held_out] {
-            part.retain(|(key, record)| rank(*key, record) <= last);
+            part.retain(|kept| rank(kept) <= last);
         }
     }
     let used = train.len();
     let mut thinned = 0;
-    let mut weighed = Keyed::new();
-    for (key, record) in train.drain(..) {
-        let times = times(key, source.weight);
-        thinned += usize::from(times == 0);
-        let id = |k| if k == 1 { record.id.clone() } else { format!("{}#{k}", record.id) };
-        weighed.extend((1..=times).map(|k| (key, Record { id: id(k), ..record.clone() })));
+    if source.weight != 1.0 {
+        let mut weighed = Vec::new();
+        for kept in train.drain(..) {
+            let times = times(kept.key, source.weight);
+            thinned += usize::from(times == 0);
+            let id = |k| if k == 1 { kept.record.id.clone() } else { format!("{}#{k}", kept.record.id).into() };
+            weighed.extend((1..=times).map(|k| Kept { record: Record { id: id(k), ..kept.record.clone() }, ..kept }));
+        }
+        *train = weighed;
     }
-    if weighed.is_empty() && used > 0 {
+    if train.is_empty() && used > 0 {
         let message = format!("{}: weight {} leaves none of {used} records", source.path.display(), source.weight);
         return Err(Error::new("corpus::nothing_to_train", message).expected("a weight that leaves a record or more"));
     }
@@ -109,9 +121,8 @@ pub fn weigh(
         records: records as u64,
         capped: (records - used - held_out.len()) as u64,
         thinned: thinned as u64,
-        copies: (weighed.len() + thinned - used) as u64,
+        copies: (train.len() + thinned - used) as u64,
     };
-    *train = weighed;
     Ok(report)
 }
 
@@ -121,8 +132,8 @@ fn mix(what: &str, key: u64) -> u64 {
     digest.iter().take(8).fold(0, |hash, &byte| hash << 8 | u64::from(byte))
 }
 
-fn rank(key: u64, record: &Record) -> (u64, String) {
-    (mix("cap", key), record.id.clone())
+fn rank(kept: &Kept) -> (u64, Arc<str>) {
+    (mix("cap", kept.key), kept.record.id.clone())
 }
 
 /// How often a record of this key is trained: `weight`, rounded down or up so that the mean over records is met.
@@ -136,16 +147,16 @@ mod tests {
     use super::super::tokens::Tokens;
     use super::*;
 
-    fn keyed(ids: std::ops::Range<u32>) -> Keyed {
-        let record = |id: u32| Record { id: format!("r{id}"), root: 0, tokens: Tokens::new(&[id], &[id as i32]) };
-        ids.map(|id| (mix("test", id.into()), record(id))).collect()
+    fn keyed(ids: std::ops::Range<u32>) -> Vec<Kept> {
+        let record = |id| Record { id: format!("r{id}").into(), root: 0, tokens: Tokens::new(&[id], &[id as i32]) };
+        ids.map(|id| Kept { key: mix("test", id.into()), origin: id, record: record(id) }).collect()
     }
 
-    fn weighed(weight: f64, cap: Option<usize>, mut train: Keyed) -> (Vec<String>, Vec<String>, SourceReport) {
+    fn weighed(weight: f64, cap: Option<usize>, mut train: Vec<Kept>) -> (Vec<String>, Vec<String>, SourceReport) {
         let source = SourceConfig { weight, cap, ..SourceConfig::new("a", "a") };
         let mut held_out = keyed(5000..5100);
         let report = weigh(&source, &[], &mut train, &mut held_out).unwrap();
-        let ids = |part: Keyed| part.into_iter().map(|(_, record)| record.id).collect();
+        let ids = |part: Vec<Kept>| part.into_iter().map(|kept| kept.record.id.to_string()).collect();
         (ids(train), ids(held_out), report)
     }
 
@@ -165,12 +176,12 @@ mod tests {
 
     #[test]
     fn what_a_weight_and_a_cap_choose_does_not_depend_on_the_order() {
-        let sorted = |cap, weight, train: Keyed| {
+        let sorted = |cap, weight, train: Vec<Kept>| {
             let (mut train, held_out, report) = weighed(weight, cap, train);
             train.sort();
             (train, held_out, report)
         };
-        let backwards: Keyed = keyed(0..900).into_iter().rev().collect();
+        let backwards: Vec<Kept> = keyed(0..900).into_iter().rev().collect();
         for (cap, weight) in [(None, 0.3), (Some(100), 1.0), (Some(100), 2.5)] {
             let chosen = sorted(cap, weight, keyed(0..900));
             assert_eq!(chosen, sorted(cap, weight, backwards.clone()));
@@ -184,16 +195,16 @@ mod tests {
     #[test]
     fn a_cap_tells_equal_records_apart() {
         let mut equal = keyed(0..10);
-        equal.iter_mut().for_each(|(key, _)| *key = 7);
+        equal.iter_mut().for_each(|kept| kept.key = 7);
         let source = SourceConfig { cap: Some(3), ..SourceConfig::new("a", "a") };
-        weigh(&source, &[], &mut equal, &mut Keyed::new()).unwrap();
+        weigh(&source, &[], &mut equal, &mut Vec::new()).unwrap();
         assert_eq!(equal.len(), 3);
     }
 
     #[test]
     fn a_weight_that_leaves_nothing_is_an_error() {
         let source = SourceConfig { weight: 1e-9, ..SourceConfig::new("a", "a") };
-        let error = weigh(&source, &[], &mut keyed(0..3), &mut Keyed::new()).unwrap_err();
+        let error = weigh(&source, &[], &mut keyed(0..3), &mut Vec::new()).unwrap_err();
         assert_eq!(error.code(), "corpus::nothing_to_train");
     }
 }

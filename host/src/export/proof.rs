@@ -217,7 +217,7 @@ impl Judge<'_> {
                 losses.kl_sum += sum_of(&(tuned.clone().exp() * (tuned - export)).sum_dim(1));
             }
             for (losses, loss_sum) in losses.records.iter_mut().zip(sums) {
-                losses.push(RecordLoss { id: record.id.clone(), root: 0, loss_sum, tokens: places.len() });
+                losses.push(RecordLoss { id: record.id.to_string(), root: 0, loss_sum, tokens: places.len() });
             }
         }
         Ok(losses)

@@ -55,7 +55,9 @@ impl Evaluation<'_> {
             let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
             let losses: Option<Vec<RecordLoss>> = serde_json::from_slice(&text).ok();
             // Evaluation is deterministic: a file that does not fit is computed again.
-            if let Some(losses) = losses.filter(|l| l.iter().map(|l| &l.id).eq(self.records.iter().map(|r| &r.id))) {
+            if let Some(losses) =
+                losses.filter(|l| l.iter().map(|l| l.id.as_str()).eq(self.records.iter().map(|r| &*r.id)))
+            {
                 return Ok(Some(losses));
             }
         }

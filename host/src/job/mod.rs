@@ -389,7 +389,7 @@ fn epoch_orders(prepared: &Prepared) -> impl Iterator<Item = (u32, Vec<MicroBatc
     let Prepared { corpus, steps, .. } = prepared;
     let epochs = steps.last().map_or(0, |last| last.epoch + 1);
     (0..epochs).map(move |epoch| {
-        let ids = |row: &Vec<u32>| row.iter().map(|i| corpus.train[*i as usize].id.clone()).collect();
+        let ids = |row: &Vec<u32>| row.iter().map(|i| corpus.train[*i as usize].id.to_string()).collect();
         let steps = steps.iter().filter(|s| s.epoch == epoch);
         let order = steps.map(|s| s.batches.iter().map(|b| b.rows.iter().map(ids).collect()).collect());
         (epoch, order.collect())

@@ -199,7 +199,7 @@ fn plan(config: &Config, corpus: &Corpus, sampler: &mut Sampler) -> Result<(Vec<
         }
         let plan = sampler.plan(&PlanRequest::configured(config, &lengths, &roots, epoch))?;
         if !plan.dropped.is_empty() {
-            dropped.push((epoch, plan.dropped.iter().map(|i| corpus.train[*i as usize].id.clone()).collect()));
+            dropped.push((epoch, plan.dropped.iter().map(|i| corpus.train[*i as usize].id.to_string()).collect()));
         }
         steps.extend(epoch_steps(epoch, &plan, config.train.accumulation));
     }

@@ -63,7 +63,7 @@ pub fn evaluate(
                     .help("the base or the adapter holds values that are not finite, or its files are damaged"));
             }
             out.push(RecordLoss {
-                id: record.id.clone(),
+                id: record.id.to_string(),
                 root: record.root,
                 loss_sum: losses[span.clone()].iter().map(|l| f64::from(*l)).sum(),
                 tokens: batch.targets[span].iter().filter(|t| **t != super::batch::IGNORED).count(),

@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn padding_is_counted_against_the_rectangle() {
-        let record = |n: usize| Record { id: String::new(), root: 0, tokens: Tokens::new(&vec![0; n], &vec![0; n]) };
+        let record = |n: usize| Record { id: "".into(), root: 0, tokens: Tokens::new(&vec![0; n], &vec![0; n]) };
         let records = [record(10), record(4), record(3)];
         let batch = MicroBatch { rows: vec![vec![0], vec![1, 2]] };
         assert_eq!(batch.tokens(&records), (17, 20));

@@ -82,6 +82,6 @@ impl Trainer<'_> {
 
     fn record_ids(&self, step: &Step) -> String {
         let records = step.batches.iter().flat_map(|b| b.rows.iter().flatten());
-        records.map(|i| self.records[*i as usize].id.as_str()).collect::<Vec<_>>().join(", ")
+        records.map(|i| &*self.records[*i as usize].id).collect::<Vec<_>>().join(", ")
     }
 }

@@ -87,6 +87,12 @@ impl<'a> CachedEncoder<'a> {
         self.file.iter().for_each(EncodingsFile::release_all);
     }
 
+    /// Frees what records are found by: none is looked up from here on.
+    pub fn forget_keys(&mut self) {
+        self.mapped = Vec::new();
+        self.file.iter_mut().for_each(EncodingsFile::forget_keys);
+    }
+
     /// What the cache did, where there is one, and what the person should know of it, each a sentence.
     pub fn finish(self) -> (Option<CacheUse>, Vec<String>) {
         let Some(file) = self.file else { return (None, Vec::new()) };

@@ -15,7 +15,7 @@ const HEADER_BYTES: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// First byte of the entry.
-    start: usize,
+    pub start: usize,
     /// Tokens.
     pub tokens: u32,
     crc: u32,
@@ -48,6 +48,12 @@ pub fn read(part: &Bytes, place: &Place) -> Option<Tokens> {
     whole.then(|| Tokens::from_bytes(part.slice(payload), place.tokens as usize))
 }
 
+/// The entry that begins at byte `start` of a part, and whose it is; `None` where none does.
+pub fn at(part: &[u8], start: usize) -> Option<(Key, Place)> {
+    let (key, tokens, crc) = header(part.get(start..)?)?;
+    Some((key, Place { start, tokens, crc }))
+}
+
 /// The entries of a part of the file, in order. Their tokens are not looked at.
 pub struct Entries<'a> {
     part: &'a [u8],
@@ -71,8 +77,7 @@ impl Iterator for Entries<'_> {
         let mut start = self.end;
         loop {
             let rest = self.part.get(start..)?;
-            if let Some((key, tokens, crc)) = header(rest) {
-                let place = Place { start, tokens, crc };
+            if let Some((key, place)) = at(self.part, start) {
                 self.damaged += start - self.end;
                 self.end = place.bytes().end;
                 return Some((key, place));

@@ -25,7 +25,8 @@ pub struct EncodingsFile {
     /// What has been seen of it: what was there, then each piece that was appended.
     parts: Vec<Part>,
     seen_bytes: u64,
-    index: HashMap<Key, (u32, Place)>,
+    /// Where the entry of a record begins, counted through all parts.
+    index: HashMap<Key, u64>,
     damaged_bytes: usize,
 }
 
@@ -72,14 +73,15 @@ impl EncodingsFile {
         if file.metadata()?.len() <= self.seen_bytes {
             return Ok(());
         }
-        let part = Part::map(file, self.seen_bytes)?;
+        let first = self.parts.last().map_or(0, |part| part.first + part.bytes.len() as u64);
+        let part = Part { first, ..Part::map(file, self.seen_bytes)? };
         let first_line = if self.parts.is_empty() { self.first_line.as_bytes() } else { &[] };
         let known = part.bytes.starts_with(first_line);
         let mut entries = Entries::new(&part.bytes, if known { first_line.len() } else { 0 });
         let mut windows = Windows::new(&part);
         while let Some((key, place)) = entries.next() {
             // of two the later one: the first was found damaged
-            self.index.insert(key, (self.parts.len() as u32, place));
+            self.index.insert(key, first + place.start as u64);
             windows.seen(entries.end);
         }
         self.damaged_bytes += if known || entries.damaged > 0 { entries.damaged } else { part.bytes.len() };
@@ -102,13 +104,13 @@ impl EncodingsFile {
     fn rewrite(&mut self) -> io::Result<File> {
         let (beside, _) = make_beside(&self.path, |beside| File::create_new(beside)).map_err(io::Error::other)?;
         let mut file = OpenOptions::new().read(true).append(true).open(&beside)?;
-        let mut entries: Vec<_> = self.index.values().map(|(part, place)| (*part, place.bytes())).collect();
-        entries.sort_unstable_by_key(|(part, bytes)| (*part, bytes.start));
+        let mut entries: Vec<u64> = self.index.values().copied().collect();
+        entries.sort_unstable();
         let written = (|| {
             let mut out = io::BufWriter::with_capacity(1 << 20, &mut file);
             out.write_all(self.first_line.as_bytes())?;
-            for (part, bytes) in entries {
-                out.write_all(&self.parts[part as usize].bytes[bytes])?;
+            for (part, place) in entries.into_iter().filter_map(|start| self.entry(start)) {
+                out.write_all(&self.parts[part].bytes[place.bytes()])?;
             }
             out.flush()?;
             drop(out);
@@ -123,8 +125,19 @@ impl EncodingsFile {
 
     /// The tokens kept for `key`; `None` too where they are not those that were written.
     pub fn get(&self, key: &Key) -> Option<Tokens> {
-        let (part, place) = self.index.get(key)?;
-        entry::read(&self.parts[*part as usize].bytes, place)
+        let (part, place) = self.entry(*self.index.get(key)?)?;
+        entry::read(&self.parts[part].bytes, &place)
+    }
+
+    /// The part that byte `start` lies in, and the entry that begins there.
+    fn entry(&self, start: u64) -> Option<(usize, Place)> {
+        let part = self.part_of(start);
+        let Part { bytes, first, .. } = &self.parts[part];
+        Some((part, entry::at(bytes, (start - first) as usize)?.1))
+    }
+
+    fn part_of(&self, start: u64) -> usize {
+        self.parts.partition_point(|part| part.first <= start) - 1
     }
 
     /// Whether something was kept for `key`, damaged or not.
@@ -159,10 +172,14 @@ impl EncodingsFile {
 
     /// Gives the pages back that hold these records.
     pub fn release(&self, keys: &[Key]) {
-        let parts: BTreeSet<u32> = keys.iter().filter_map(|key| self.index.get(key)).map(|(part, _)| *part).collect();
-        for part in parts {
-            self.parts[part as usize].release();
-        }
+        let starts = keys.iter().filter_map(|key| self.index.get(key));
+        let parts: BTreeSet<usize> = starts.map(|&start| self.part_of(start)).collect();
+        parts.into_iter().for_each(|part| self.parts[part].release());
+    }
+
+    /// Frees what records are found by; none is found any more.
+    pub fn forget_keys(&mut self) {
+        self.index = HashMap::new();
     }
 
     /// Gives all pages back.
@@ -191,6 +208,8 @@ pub struct Part {
     map: Arc<Mmap>,
     /// Its bytes.
     pub bytes: Bytes,
+    /// Bytes of the parts before it.
+    first: u64,
 }
 
 /// Lets tokens keep the mapping that they lie in.
@@ -211,7 +230,7 @@ impl Part {
         #[allow(unsafe_code)]
         let map = Arc::new(unsafe { MmapOptions::new().offset(start).map(file) }?);
         let bytes = Bytes::from_owner(Owner(map.clone()));
-        Ok(Self { map, bytes })
+        Ok(Self { map, bytes, first: 0 })
     }
 
     fn release(&self) {

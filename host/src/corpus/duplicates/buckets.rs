@@ -10,68 +10,51 @@ const BAND: usize = 8;
 /// Of a bucket at most this many records are compared, the first ones.
 const COMPARED_MAX: usize = 256;
 
-/// For each band the records in the order of their parts, so that a bucket's stand side by side, and where in that order the
-/// bucket of a record begins. 128 bytes a record.
-pub struct Buckets<'a> {
-    entries: &'a [Entry],
-    bands: Vec<(Vec<u32>, Vec<u32>)>,
+/// For each band the records in the order of their parts and then their own: a bucket's stand side by side.
+pub struct Buckets {
+    bands: Vec<Vec<(u32, u32)>>,
 }
 
-impl<'a> Buckets<'a> {
-    /// Buckets of `records`, indices into `entries` in ascending order. Those that say nothing are in none.
-    pub fn new(entries: &'a [Entry], mut records: Vec<usize>) -> Self {
-        records.retain(|&i| entries[i].sketch.signature.is_some());
-        let bands = (0..BINS / BAND).into_par_iter().map(|band| {
-            let parts = |i: u32| parts(&entries[i as usize].sketch, band);
-            let mut order: Vec<u32> = records.iter().map(|&i| i as u32).collect();
-            order.sort_by_key(|&i| parts(i));
-            let mut starts = vec![0; entries.len()];
-            let mut start = 0;
-            for (at, &i) in order.iter().enumerate() {
-                if parts(order[start]) != parts(i) {
-                    start = at;
-                }
-                starts[i as usize] = start as u32;
-            }
-            (order, starts)
-        });
-        Self { entries, bands: bands.collect() }
+impl Buckets {
+    /// Buckets of `records`, indices into `entries`. Those that say nothing are in none.
+    pub fn new(entries: &[Entry], records: &[u32]) -> Self {
+        Self { bands: bands(entries, records, |_| {}) }
     }
 
-    /// The records in a bucket with `record`, which is in them, without itself; ascending.
-    pub fn beside(&self, record: usize) -> Vec<usize> {
-        if self.entries[record].sketch.signature.is_none() {
-            return Vec::new();
-        }
-        let bands = self.bands.iter().flat_map(|(order, starts)| {
-            let start = starts[record];
-            order[start as usize..].iter().take_while(move |&&i| starts[i as usize] == start).take(COMPARED_MAX)
-        });
-        ascending(bands.filter(|&&i| i as usize != record))
+    /// The buckets that several of `records` are in: most records are alone in theirs, and cost nothing then.
+    pub fn shared(entries: &[Entry], records: &[u32]) -> Self {
+        let drop_lone = |band: &mut Vec<(u32, u32)>| {
+            *band = band.chunk_by(|a, b| a.0 == b.0).filter(|bucket| bucket.len() > 1).flatten().copied().collect();
+        };
+        Self { bands: bands(entries, records, drop_lone) }
     }
 
-    /// The records in a bucket that one with this sketch would be in; ascending.
+    /// The records in a bucket that one with this sketch is or would be in; ascending.
     pub fn like(&self, sketch: &Sketch) -> Vec<usize> {
-        if sketch.signature.is_none() {
-            return Vec::new();
-        }
-        let bands = self.bands.iter().enumerate().flat_map(|(band, (order, _))| {
-            let of = move |i: u32| parts(&self.entries[i as usize].sketch, band);
-            let wanted = parts(sketch, band);
-            let start = order.partition_point(|&i| of(i) < wanted);
-            order[start..].iter().take_while(move |&&i| of(i) == wanted).take(COMPARED_MAX)
+        let Some(signature) = &sketch.signature else { return Vec::new() };
+        let bands = self.bands.iter().zip(parts(signature)).flat_map(|(band, parts)| {
+            let start = band.partition_point(|&(of, _)| of < parts);
+            band[start..].iter().take_while(move |&&(of, _)| of == parts).take(COMPARED_MAX)
         });
-        ascending(bands)
+        let mut records: Vec<usize> = bands.map(|&(_, i)| i as usize).collect();
+        records.sort_unstable();
+        records.dedup();
+        records
     }
 }
 
-fn ascending<'a>(records: impl Iterator<Item = &'a u32>) -> Vec<usize> {
-    let mut records: Vec<usize> = records.map(|&i| i as usize).collect();
-    records.sort_unstable();
-    records.dedup();
-    records
+fn bands(entries: &[Entry], records: &[u32], reduce: impl Fn(&mut Vec<(u32, u32)>) + Sync) -> Vec<Vec<(u32, u32)>> {
+    let band = |band: usize| {
+        let of = |&i: &u32| Some((parts(entries[i as usize].sketch.signature.as_ref()?).nth(band)?, i));
+        let mut order: Vec<(u32, u32)> = records.iter().filter_map(of).collect();
+        order.sort_unstable();
+        reduce(&mut order);
+        order
+    };
+    (0..BINS / BAND).into_par_iter().map(band).collect()
 }
 
-fn parts(sketch: &Sketch, band: usize) -> Option<&[u16]> {
-    sketch.signature.as_ref().map(|signature| &signature[band * BAND..(band + 1) * BAND])
+/// The parts of a signature, a number for each band.
+fn parts(signature: &[u8; BINS / 2]) -> impl Iterator<Item = u32> {
+    signature.as_chunks::<{ BAND / 2 }>().0.iter().map(|parts| u32::from_le_bytes(*parts))
 }

@@ -11,6 +11,7 @@ use buckets::Buckets;
 use rayon::prelude::*;
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// Records at least this alike are near duplicates.
 pub const NEAR: f64 = 0.8;
@@ -19,7 +20,7 @@ pub const NEAR: f64 = 0.8;
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// Its id.
-    pub id: String,
+    pub id: Arc<str>,
     /// Index into the corpus' roots.
     pub root: u32,
     /// The side of the split it is on.
@@ -63,17 +64,18 @@ fn of_side(entries: &[Entry], held_out: bool) -> Vec<Pair> {
     let mut distinct = Vec::new();
     for (i, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.held_out == held_out) {
         match firsts.entry(entry.sketch.exact) {
-            Slot::Occupied(first) => found.push(Pair::new(entries, i, *first.get())),
+            Slot::Occupied(first) => found.push(Pair::new(entries, i, *first.get() as usize)),
             Slot::Vacant(first) => {
-                first.insert(i);
-                distinct.push(i);
+                first.insert(i as u32);
+                distinct.push(i as u32);
             }
         }
     }
-    let buckets = Buckets::new(entries, distinct.clone());
+    drop(firsts);
+    let buckets = Buckets::shared(entries, &distinct);
     let mut compared_with = vec![false; entries.len()];
-    for i in distinct {
-        let earlier = buckets.beside(i).into_iter().filter(|&j| j < i && compared_with[j]);
+    for i in distinct.into_iter().map(|i| i as usize) {
+        let earlier = buckets.like(&entries[i].sketch).into_iter().filter(|&j| j < i && compared_with[j]);
         let pairs = earlier.map(|j| Pair::new(entries, i, j)).filter(|pair| pair.similarity >= NEAR);
         match pairs.reduce(|best, pair| if pair.similarity > best.similarity { pair } else { best }) {
             Some(pair) => found.push(pair),
@@ -94,8 +96,8 @@ pub struct Leaks {
 
 /// What is alike across the split among the entries `used`. Pairs are not kept: many copies on both sides have too many.
 pub fn leaks(entries: &[Entry], used: impl Fn(usize) -> bool + Sync) -> Leaks {
-    let held_out = (0..entries.len()).filter(|&i| entries[i].held_out && used(i)).collect();
-    let buckets = Buckets::new(entries, held_out);
+    let held_out = (0..entries.len()).filter(|&i| entries[i].held_out && used(i)).map(|i| i as u32);
+    let buckets = Buckets::new(entries, &held_out.collect::<Vec<_>>());
     let of_record = |mut leaks: Leaks, i: usize| {
         let pairs = buckets.like(&entries[i].sketch).into_iter().map(|j| Pair::new(entries, i, j));
         let alike = pairs.filter(|pair| pair.similarity >= NEAR).inspect(|pair| {

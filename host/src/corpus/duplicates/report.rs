@@ -94,15 +94,20 @@ impl Duplicates {
         found
     }
 
-    /// Ids of the records that are left out.
-    pub fn left_out(&self) -> HashSet<&str> {
-        self.left_out.iter().map(|&i| self.entries[i].id.as_str()).collect()
+    /// How many entries there are.
+    pub fn compared(&self) -> usize {
+        self.entries.len()
     }
 
-    /// The account, once it is known which records caps and weights leave to be `used`: what is still alike across the split
+    /// The entries that are left out.
+    pub fn left_out(&self) -> &HashSet<usize> {
+        &self.left_out
+    }
+
+    /// The account, once it is known which entries caps and weights leave to be `used`: what is still alike across the split
     /// is told of these.
-    pub fn finish(mut self, used: &HashSet<&str>) -> DuplicateReport {
-        let leaked = leaks(&self.entries, |i| used.contains(self.entries[i].id.as_str()));
+    pub fn finish(mut self, used: &[bool]) -> DuplicateReport {
+        let leaked = leaks(&self.entries, |i| used[i]);
         self.note_leaks(&leaked, false);
         self.report
     }
@@ -116,7 +121,7 @@ impl Duplicates {
     }
 
     fn likeness(&self, pair: &Pair, left_out: bool) -> Likeness {
-        let id = |i: usize| self.entries[i].id.clone();
+        let id = |i: usize| self.entries[i].id.to_string();
         let similarity = (pair.similarity * 100.0).round() / 100.0;
         Likeness { id: id(pair.record), like: id(pair.like), similarity, exact: pair.exact, left_out }
     }
@@ -189,10 +194,10 @@ mod tests {
     fn found(dedup: Dedup, leakage: Leakage) -> (Vec<String>, DuplicateReport) {
         let entries = entries();
         let found = Duplicates::find(entries.clone(), &["root".into()], dedup, leakage);
-        let mut left_out: Vec<String> = found.left_out().into_iter().map(String::from).collect();
+        let mut left_out: Vec<String> = found.left_out().iter().map(|&i| entries[i].id.to_string()).collect();
         left_out.sort();
-        let used = entries.iter().map(|entry| entry.id.as_str()).filter(|id| !left_out.iter().any(|out| out == id));
-        let report = found.finish(&used.collect());
+        let used: Vec<bool> = (0..entries.len()).map(|i| !found.left_out().contains(&i)).collect();
+        let report = found.finish(&used);
         (left_out, report)
     }
 
@@ -227,7 +232,7 @@ mod tests {
             assert!(table.contains(part), "{part}: {table}");
         }
         let none = Duplicates::find(entries()[..2].to_vec(), &["root".into()], Dedup::Off, Leakage::Report);
-        assert_eq!(none.finish(&HashSet::from(["t1", "t2"])).to_string(), "");
+        assert_eq!(none.finish(&[true, true]).to_string(), "");
     }
 
     /// The buckets find what comparing all with all finds, and so whatever the number of threads is.

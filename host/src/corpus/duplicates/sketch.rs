@@ -1,8 +1,9 @@
-//! What a record says, in 256 bytes: MinHash signatures, whose equal parts estimate how alike two records are.
+//! What a record says, in 64 bytes: MinHash signatures, whose equal parts estimate how alike two records are.
 //!
 //! The words of a record are hashed in runs of [`SHINGLE_WORDS`]; the similarity of two records is the Jaccard index of
 //! their sets of runs. The signature is one-permutation hashing (Li, Owen and Zhang, 2012) with optimal densification
-//! (Shrivastava, 2017): one hash a run, however many bins. Of a bin's smallest hash 16 bits are kept.
+//! (Shrivastava, 2017): one hash a run, however many bins. Of a bin's smallest hash 4 bits are kept, which are equal by chance
+//! in one part of 16: the estimate takes that off (b-bit minwise hashing, Li and Koenig, 2010).
 
 use crate::corpus::reader::Content;
 use crate::corpus::split::hash_content;
@@ -13,14 +14,16 @@ use sha2::{Digest, Sha256};
 const SHINGLE_WORDS: usize = 5;
 /// Parts of a signature; an estimate's standard error is at most 1 / (2 sqrt(BINS)), 0.04.
 pub const BINS: usize = 128;
+/// Share of the parts of two signatures that are equal by chance.
+const BY_CHANCE: f64 = 1.0 / 16.0;
 
 /// What two records are compared by.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sketch {
     /// Equal for the same content and for no other.
     pub exact: [u8; 16],
-    /// `None` where the record says nothing.
-    pub signature: Option<[u16; BINS]>,
+    /// Two parts a byte; `None` where the record says nothing.
+    pub signature: Option<[u8; BINS / 2]>,
 }
 
 impl Sketch {
@@ -47,10 +50,21 @@ impl Sketch {
     pub fn similarity(&self, other: &Self) -> f64 {
         match (&self.signature, &other.signature) {
             _ if self.exact == other.exact => 1.0,
-            (Some(a), Some(b)) => a.iter().zip(b).filter(|(a, b)| a == b).count() as f64 / BINS as f64,
+            (Some(a), Some(b)) => {
+                let equal = 1.0 - f64::from(unequal(a, b)) / BINS as f64;
+                ((equal - BY_CHANCE) / (1.0 - BY_CHANCE)).max(0.0)
+            }
             _ => 0.0,
         }
     }
+}
+
+/// How many parts of two signatures are not equal.
+fn unequal(a: &[u8; BINS / 2], b: &[u8; BINS / 2]) -> u32 {
+    let words = a.as_chunks().0.iter().zip(b.as_chunks().0);
+    let differs = words.map(|(a, b)| u64::from_le_bytes(*a) ^ u64::from_le_bytes(*b));
+    // one bit of four for a part that differs
+    differs.map(|bits| ((bits | bits >> 1 | bits >> 2 | bits >> 3) & 0x1111_1111_1111_1111).count_ones()).sum()
 }
 
 /// The smallest hash of each bin while words come in.
@@ -120,7 +134,7 @@ impl Words {
     }
 
     /// An empty bin takes what a filled one has, found along a walk that is the same for every record.
-    fn signature(mut self) -> Option<[u16; BINS]> {
+    fn signature(mut self) -> Option<[u8; BINS / 2]> {
         if self.count == 0 {
             return None;
         }
@@ -130,9 +144,9 @@ impl Words {
         let value = |bin: usize| {
             let walk = (0u64..).map(|step| mix((bin as u64) << 32 | step) as usize % BINS);
             let found = std::iter::once(bin).chain(walk).find_map(|bin| self.bins[bin]);
-            found.expect("a run was hashed, and the walk comes to every bin") as u16
+            found.expect("a run was hashed, and the walk comes to every bin") as u8 & 0xF
         };
-        Some(std::array::from_fn(value))
+        Some(std::array::from_fn(|byte| value(2 * byte) | value(2 * byte + 1) << 4))
     }
 }
 

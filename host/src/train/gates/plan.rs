@@ -30,7 +30,7 @@ pub fn nothing_trained(steps: &[Step], records: &[Record]) -> Result<String> {
             batches += 1;
             let mut of_batch = batch.rows.iter().flatten().map(|i| &records[*i as usize]);
             if !of_batch.any(trains) {
-                let ids = batch.rows.iter().flatten().map(|i| records[*i as usize].id.as_str());
+                let ids = batch.rows.iter().flatten().map(|i| &*records[*i as usize].id);
                 let ids = ids.take(NAMED_IDS).collect::<Vec<_>>().join(", ");
                 let message = format!("a micro-batch of step {} trains no token; its records: {ids}", index + 1);
                 return Err(Error::new("gate::nothing_trained", message)
@@ -128,7 +128,7 @@ mod tests {
 
     fn record(root: u32, length: usize, trained: bool) -> Record {
         let labels = vec![if trained { 5 } else { IGNORED }; length];
-        Record { id: format!("r{root}-{length}"), root, tokens: Tokens::new(&vec![5; length], &labels) }
+        Record { id: format!("r{root}-{length}").into(), root, tokens: Tokens::new(&vec![5; length], &labels) }
     }
 
     /// Steps of two micro-batches of one row each, in the order given.
