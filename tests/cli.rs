@@ -190,6 +190,9 @@ fn bad_input_is_an_error_that_names_it() {
     fs::write(&data, "{\"text\": \"fine\"}\n{\"text\": \"broken\n").unwrap();
     let said = fails(&["score", BASE, "--data", data.to_str().unwrap()], 3);
     assert!(said.contains("broken.jsonl:2"), "{said}");
+    // the decoder asserts; nothing of that is printed
+    let said = fails(&["score", BASE, "--data", "fuzz/seeds/file/broken-delta.parquet"], 3);
+    assert!(said.starts_with("error[corpus::bad_parquet]: fuzz/seeds/file/broken-delta.parquet:1: "), "{said}");
     let said = fails(&["score", "tests/fixtures/no-such-model", "--data", data.to_str().unwrap()], 4);
     assert!(said.contains("no-such-model"), "{said}");
     let other = "tests/fixtures/golden/adapter_final";

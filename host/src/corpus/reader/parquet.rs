@@ -14,8 +14,10 @@ use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use parquet::schema::types::{ColumnDescriptor, ColumnPath, Type, TypePtr};
 use serde_json::{Map, Number, Value};
+use std::cell::Cell;
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 /// Rows that are decoded at once of each column.
 const BATCH_ROWS: usize = 256;
@@ -148,7 +150,7 @@ fn fields_read(place: &str, metadata: &ParquetMetaData, columns: &Columns) -> Re
 /// What `read` gives, with the decoder's errors as ours. It also asserts where a file breaks the format's rules, and what a file
 /// holds must not end the program.
 fn decoding<T>(place: &str, read: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T> {
-    let said = match catch_unwind(AssertUnwindSafe(read)) {
+    let said = match catch_quietly(read) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => error.to_string(),
         Err(panic) => match panic.downcast::<String>() {
@@ -160,6 +162,24 @@ fn decoding<T>(place: &str, read: impl FnOnce() -> parquet::errors::Result<T>) -
     Err(Error::new("corpus::bad_parquet", format!("{place}: {said}"))
         .expected("a whole Parquet file that is not encrypted")
         .help("it may have been cut short or changed: fetch it, or write it, again"))
+}
+
+/// As [`catch_unwind`], and nothing is printed of the panic.
+fn catch_quietly<T>(read: impl FnOnce() -> T) -> std::thread::Result<T> {
+    thread_local!(static CATCHING: Cell<bool> = const { Cell::new(false) });
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if !CATCHING.get() {
+                print(panic);
+            }
+        }));
+    });
+    CATCHING.set(true);
+    let result = catch_unwind(AssertUnwindSafe(read));
+    CATCHING.set(false);
+    result
 }
 
 /// The column of a record that a path in the schema lies in.
