@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{fails, ok, output, root};
+use common::{fails, ok, output, root, tunehost};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::fs;
@@ -138,6 +138,9 @@ fn refuses_what_an_adapter_lacks(adapter: &Path, dir: &Path) {
         assert!(!out.exists() || code == "export::equal_to_base");
     };
     refused(adapter, &[], 10, "export::no_records");
+    let base = root().join("tests/fixtures/tiny-base");
+    let other = root().join("tests/fixtures/golden/adapter_final");
+    refused(&other, &[&judged[..], &["--base", base.to_str().unwrap()]].concat(), 4, "model::adapter");
     refused(dir, &judged, 10, "export::not_a_tune");
     let changed = |name: &str, edit: &dyn Fn(&mut Value), spoil: &dyn Fn(&mut Vec<u8>)| {
         let copy = dir.join(name);
@@ -173,13 +176,34 @@ fn refuses_what_an_adapter_lacks(adapter: &Path, dir: &Path) {
 }
 
 #[test]
+fn a_run_refuses_an_exporter_that_lays_out_no_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let args = [
+        "run",
+        "configs/quickstart.toml",
+        "--run-dir",
+        run.to_str().unwrap(),
+        "--plugins",
+        "exporter=merge-then-quantize",
+    ];
+    let error = fails(&[&args[..], &["--set", "plugins.config.exporter.scheme=fp8"]].concat(), 2);
+    assert!(error.contains("config::exporter") && error.contains("tunehost export RUN --exporter"), "{error}");
+}
+
+#[test]
 fn the_help_names_every_exporter() {
     let help = output(&["export", "--help"]);
     let help = String::from_utf8(help.stdout).unwrap();
-    for exporter in ["merge-bf16", "merge-then-quantize", "peft-adapter"] {
+    for exporter in ["merge-bf16", "merge-then-quantize", "gguf", "peft-adapter"] {
         assert!(help.contains(exporter), "{help}");
     }
 }
+
+/// The tune that is kept, and records to judge it by.
+const TUNE: &str = "tests/fixtures/tune";
+const JUDGED: [&str; 6] =
+    ["--base", "tests/fixtures/tiny-base", "--template", "base", "--data", "tests/fixtures/tune/held-out.jsonl"];
 
 /// Name, and sha256 of each file but the report, in which the judge's numbers depend on the processor. An adapter names the
 /// folder of its base, which is not the same everywhere.
@@ -198,6 +222,14 @@ fn hashes(name: &str, folder: &Path) -> Vec<String> {
     files.into_iter().map(line).collect()
 }
 
+/// The loss that `tunehost score` finds for the model in `folder` on the records of [`JUDGED`].
+fn scored(folder: &Path) -> f64 {
+    let said = ok(&[&["score", folder.to_str().unwrap(), "--json"], &JUDGED[2..]].concat());
+    let events = said.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let total = events.into_iter().find(|event| event["event"] == "total").unwrap();
+    total["loss"].as_f64().unwrap()
+}
+
 #[test]
 fn every_format_is_written_as_others_have_read_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -207,12 +239,43 @@ fn every_format_is_written_as_others_have_read_it() {
         let name = format["name"].as_str().unwrap();
         let mut flags = vec!["--exporter", format["exporter"].as_str().unwrap()];
         format["settings"].as_array().unwrap().iter().for_each(|set| flags.extend(["--set", set.as_str().unwrap()]));
-        flags.extend(["--base", "tests/fixtures/tiny-base", "--template", "base"]);
-        flags.extend(["--data", "tests/fixtures/tune/held-out.jsonl"]);
-        exports(Path::new("tests/fixtures/tune"), &dir.path().join(name), &flags);
+        flags.extend(JUDGED);
+        let report = exports(Path::new(TUNE), &dir.path().join(name), &flags);
+        if format["exporter"] != "peft-adapter" {
+            let loss = scored(&dir.path().join(name));
+            let judged = report["proof"]["export"].as_f64().unwrap();
+            assert!((loss - judged).abs() < 1e-4, "{name}: scored {loss}, judged {judged}");
+        }
         written.extend(hashes(name, &dir.path().join(name)));
     }
     let recorded = fs::read_to_string(reference.join("passed.sha256")).unwrap();
     let recorded: Vec<&str> = recorded.lines().collect();
     assert_eq!(written, recorded, "tests/reference/run has others read these files, and records them");
+}
+
+#[test]
+#[cfg(target_os = "linux")] // the kills come by LD_PRELOAD
+fn a_killed_export_never_looks_finished_and_the_next_one_starts_clean() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().canonicalize().unwrap();
+    let library = common::short::fault_library(&dir);
+    let (under, out) = (dir.join("exports"), dir.join("exports/out"));
+    fs::create_dir(&under).unwrap();
+    let hidden = || fs::read_dir(&under).unwrap().filter(|e| e.as_ref().unwrap().file_name() != "out").count();
+    let args = export(Path::new(TUNE), &out, &JUDGED);
+    let (mut at, mut kills) = (2, 0);
+    loop {
+        let mut command = tunehost(&args);
+        command.env("LD_PRELOAD", &library).env("FAULTS_UNDER", &under).env("KILL_AT", at.to_string());
+        if command.output().unwrap().status.success() {
+            break;
+        }
+        assert!(!out.exists(), "killed at {at}");
+        // Only what the last one left: the one before it is gone.
+        assert!(hidden() <= 1, "killed at {at}");
+        kills += 1;
+        at = 2 * at + 1;
+    }
+    assert!(kills >= 3, "{kills}");
+    assert_eq!((hidden(), json(&out.join("export.json"))["proof"]["verdict"].as_str()), (0, Some("passed")));
 }

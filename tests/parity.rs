@@ -1,6 +1,7 @@
 //! Parity with Hugging Face transformers + PEFT on the golden data of `fixtures/golden` (made by `reference/make_golden.py`).
 
 use safetensors::SafeTensors;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunehost::config::{LoraConfig, TrainConfig, WeightDtype};
@@ -13,6 +14,7 @@ use tunehost::model::gemma4::Positions;
 use tunehost::model::lora::LoraPlan;
 use tunehost::model::peft;
 use tunehost::model::products::Products;
+use tunehost::model::spec::ModelSpec;
 use tunehost::model::weights::Model;
 use tunehost::plugins::{Exporter, Kind, PluginRef};
 use tunehost::train::batch::{Batch, IGNORED};
@@ -255,6 +257,24 @@ fn the_training_trace_and_the_final_adapter() {
     }
 }
 
+/// What the bundled exporter `name` makes of `adapter`, in the new folder `dir`.
+fn export(
+    name: &str,
+    settings: &Value,
+    adapter: &Adapter,
+    spec: &ModelSpec,
+    checkpoint: &Checkpoint,
+    template: Option<&str>,
+    dir: &Path,
+) {
+    let exporter = PluginRef::resolve(Kind::Exporter, name, &[]).unwrap();
+    let tuned = export::tuned(adapter, spec, checkpoint, template).unwrap();
+    let plan = Exporter::load(&exporter, Some(settings)).unwrap().plan(&tuned).unwrap();
+    let pending = export::PendingFolder::new(dir).unwrap();
+    export::carry_out(&plan, adapter, checkpoint, &pending, &mut |_| Ok(())).unwrap();
+    pending.commit().unwrap();
+}
+
 #[test]
 fn merged_weights() {
     let base = golden("model");
@@ -263,9 +283,9 @@ fn merged_weights() {
     let out = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&base).unwrap();
     // One file, and shards small enough that there are many.
-    for (name, max_shard_bytes) in [("one", usize::MAX), ("many", 200_000)] {
+    for (name, settings) in [("one", json!({})), ("many", json!({"max_shard_size": 200_000}))] {
         let dir = out.path().join(name);
-        export::merge::write(&checkpoint, &adapter, Some("template"), &dir, max_shard_bytes).unwrap();
+        export("merge-bf16", &settings, &adapter, &engine.model.spec, &checkpoint, Some("template"), &dir);
         assert_eq!(std::fs::read_to_string(dir.join("chat_template.jinja")).unwrap(), "template");
         let (ours, theirs) = (Checkpoint::open(&dir).unwrap(), Checkpoint::open(&golden("merged")).unwrap());
         assert!(ours.entries().keys().eq(theirs.entries().keys()));
@@ -285,7 +305,7 @@ fn merged_weights() {
         let (batch, _) = Golden::open("cases.safetensors").case("single");
         let diff = max_abs_diff(&values(&merged.logits(None, &batch)), &values(&engine.logits(Some(&adapter), &batch)));
         assert!(diff < 1e-4, "{diff:e}");
-        let e = export::merge::write(&checkpoint, &adapter, None, &dir, max_shard_bytes).unwrap_err();
+        let e = export::PendingFolder::new(&dir).err().unwrap();
         assert_eq!(e.code(), "export::exists");
     }
 }
@@ -299,12 +319,7 @@ fn an_adapter_written_here_reads_back_bit_for_bit() {
     let dir = out.path().join("adapter");
     // Relative to this package's folder, where tests run.
     let checkpoint = Checkpoint::open(Path::new("../tests/fixtures/golden/model")).unwrap();
-    let exporter = PluginRef::resolve(Kind::Exporter, "peft-adapter", &[]).unwrap();
-    let tuned = export::tuned(&adapter, spec, &checkpoint, None).unwrap();
-    let plan = Exporter::load(&exporter, None).unwrap().plan(&tuned).unwrap();
-    let pending = export::PendingFolder::new(&dir).unwrap();
-    export::carry_out(&plan, &adapter, &checkpoint, &pending, &mut |_| Ok(())).unwrap();
-    pending.commit().unwrap();
+    export("peft-adapter", &json!({}), &adapter, spec, &checkpoint, None, &dir);
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(dir.join(peft::CONFIG_FILE)).unwrap()).unwrap();
     let recorded = Path::new(config["base_model_name_or_path"].as_str().unwrap());
@@ -325,7 +340,6 @@ fn an_adapter_written_here_reads_back_bit_for_bit() {
 
 #[test]
 fn every_way_in_which_peft_names_modules() {
-    use serde_json::json;
     let engine = engine(6);
     let spec = &engine.model.spec;
     let theirs = golden("adapter_final");

@@ -23,9 +23,9 @@ def check(name, holds, detail):
         failures.append(name)
 
 
-def tunehost(*args):
+def tunehost(*args, allowed=(0,)):
     done = subprocess.run([TUNEHOST, *map(str, args)], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
+    if done.returncode not in allowed:
         sys.exit(f"tunehost {' '.join(map(str, args))}\n{done.stderr}")
     return done.stdout
 

@@ -2,10 +2,13 @@
 
 use super::PendingFolder;
 use super::quantize::global_scale;
-use super::tensor::{ExportTensor, QuantizedWeight, factors, updates};
+use super::tensor::{ExportTensor, Factors, QuantizedWeight, factors, updates};
+use super::{gguf, vocabulary};
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
+use crate::model::gguf::Value;
+use crate::model::lora::LoraPlan;
 use crate::model::spec::ModelSpec;
 use crate::plugins::{BaseTensor, ExportPlan, PlannedTensor, Scheme, Source, Tuned};
 use safetensors::View;
@@ -24,12 +27,25 @@ pub fn tuned(
     checkpoint: &Checkpoint,
     chat_template: Option<&str>,
 ) -> Result<Tuned> {
+    let (weight_norms, update_norms) = norms(adapter, checkpoint)?;
+    Ok(Tuned { weight_norms, update_norms, ..untrained(&adapter.plan, spec, checkpoint, chat_template)? })
+}
+
+/// As [`tuned`] before anything is trained: all norms are zero, and no weight is read.
+///
+/// # Errors
+/// Those of [`tuned`].
+pub fn untrained(
+    plan: &LoraPlan,
+    spec: &ModelSpec,
+    checkpoint: &Checkpoint,
+    chat_template: Option<&str>,
+) -> Result<Tuned> {
     let base = checkpoint.dir();
     let base_path = base.canonicalize().map_err(|e| Error::io("find", base, e))?.display().to_string();
     let config = base.join(CONFIG);
     let base_config = std::fs::read_to_string(&config).map_err(|e| Error::io("read", &config, e))?;
     let places: HashMap<&str, u32> = checkpoint.entries().keys().map(String::as_str).zip(0..).collect();
-    let plan = &adapter.plan;
     let module_tensors = plan.modules.iter().map(|module| {
         let name = format!("{}.weight", module.path);
         checkpoint.bytes(&name)?;
@@ -54,6 +70,8 @@ pub fn tuned(
         alpha: plan.alpha,
         rslora: plan.rslora,
         dropout: plan.dropout,
+        weight_norms: vec![0.0; plan.modules.len()],
+        update_norms: vec![0.0; plan.modules.len()],
         chat_template: chat_template.map(String::from),
     })
 }
@@ -90,29 +108,36 @@ pub fn carry_out(
         let tensor = |planned: &PlannedTensor| match planned.source {
             Source::Base(index) => {
                 let (name, entry) = stored[index];
-                ExportTensor::stored(checkpoint, name, entry, planned.dtype, None)
+                ExportTensor::stored(checkpoint, name, entry, planned.stored, None)
             }
             Source::Merged(index, strength) => {
                 let (name, entry) = stored[index];
                 let update = updates.get(name).map(|update| (update, strength));
-                ExportTensor::stored(checkpoint, name, entry, planned.dtype, update)
+                ExportTensor::stored(checkpoint, name, entry, planned.stored, update)
             }
             Source::A(module) | Source::B(module) => {
                 let (shape, values) = &factors[module][usize::from(matches!(planned.source, Source::B(_)))];
-                Ok(ExportTensor::values(values, *shape, planned.dtype))
+                Ok(ExportTensor::values(values, shape, planned.stored))
+            }
+            Source::Constant(index) => {
+                let values = &plan.constants[index];
+                Ok(ExportTensor::values(values, &[values.len()], planned.stored))
             }
         };
         let tensors = file.tensors.iter().map(|planned| Ok((planned.name.clone(), tensor(planned)?)));
         let mut tensors: Vec<(String, ExportTensor)> = tensors.collect::<Result<_>>()?;
         tensors.extend(quantized.iter().flat_map(QuantizedWeight::tensors));
-        files.push((&file.name, tensors));
+        files.push((file, tensors));
     }
     // Nothing of a tensor is made before it is written, but its size is known.
     folder
         .check_space(files.iter().flat_map(|(_, tensors)| tensors).map(|(_, tensor)| tensor.data_len() as u64).sum())?;
     choose(&quantized.iter().flatten().collect::<Vec<_>>())?;
-    for (name, tensors) in files {
-        folder.write_tensors(name, tensors)?;
+    for (file, tensors) in files {
+        match file.is_gguf() {
+            true => gguf::write(folder, &file.name, gguf_metadata(plan, checkpoint)?, &tensors)?,
+            false => folder.write_tensors(&file.name, tensors)?,
+        }
     }
     for (name, text) in &plan.texts {
         folder.write(name, text.as_bytes())?;
@@ -121,6 +146,41 @@ pub fn carry_out(
         folder.copy(checkpoint.dir(), name)?;
     }
     Ok(())
+}
+
+/// What the plan says, and of the vocabulary what it leaves unsaid.
+fn gguf_metadata(plan: &ExportPlan, checkpoint: &Checkpoint) -> Result<Vec<(String, Value)>> {
+    let embedding = checkpoint.entries().iter().find(|(name, _)| name.ends_with("embed_tokens.weight"));
+    let size = embedding.and_then(|(_, entry)| entry.shape.first().copied()).unwrap_or(0);
+    let mut metadata = plan.gguf_metadata.clone();
+    let said = |key: &String| plan.gguf_metadata.iter().any(|(said, _)| said == key);
+    metadata.extend(vocabulary::entries(checkpoint.dir(), size)?.into_iter().filter(|(key, _)| !said(key)));
+    Ok(metadata)
+}
+
+/// The norms of each module's weight in the base, and of its update; of the latter without ever forming it.
+fn norms(adapter: &Adapter, checkpoint: &Checkpoint) -> Result<(Vec<f64>, Vec<f64>)> {
+    let modules = adapter.plan.modules.iter().zip(factors(adapter));
+    let norms = modules.map(|(module, factors)| {
+        let mut squares = 0.0;
+        checkpoint.read_pieces(&format!("{}.weight", module.path), |piece| {
+            squares += piece.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>();
+        })?;
+        Ok((squares.sqrt(), adapter.plan.scale.abs() * product_norm(&factors, adapter.plan.rank)))
+    });
+    Ok(norms.collect::<Result<Vec<_>>>()?.into_iter().unzip())
+}
+
+/// The Frobenius norm of B A, from the rank x rank products B^T B and A A^T, whose elementwise product sums to its square.
+fn product_norm([(_, a), (_, b)]: &Factors, rank: usize) -> f64 {
+    let rows: Vec<&[f32]> = a.chunks(a.len() / rank).collect();
+    let columns: Vec<Vec<f32>> = (0..rank).map(|at| b.iter().skip(at).step_by(rank).copied().collect()).collect();
+    let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    let product = |i: usize, j: usize| dot(rows[i], rows[j]) * dot(&columns[i], &columns[j]);
+    // Both products are symmetric.
+    let sum: f64 = (0..rank).map(|i| product(i, i) + 2.0 * (0..i).map(|j| product(i, j)).sum::<f64>()).sum();
+    // Rounding can leave a tiny negative number of what is zero.
+    sum.max(0.0).sqrt()
 }
 
 /// Modules that a server multiplies with at once have one global scale, of the largest weight among them.
@@ -136,5 +196,24 @@ fn set_global_scales(plan: &ExportPlan, quantized: &mut [Vec<QuantizedWeight>]) 
         if let Some(largest) = largest.get(&module.shared_scale).filter(|_| module.scheme == Scheme::Nvfp4) {
             weight.set_global(global_scale(*largest));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_norm_of_an_update_is_that_of_its_product() {
+        let (rank, input, output) = (3, 5, 4);
+        let a: Vec<f32> = (0..rank * input).map(|i| (i as f32 * 0.9).sin()).collect();
+        let b: Vec<f32> = (0..output * rank).map(|i| (i as f32 * 0.4).cos()).collect();
+        let product = |row: usize, column: usize| -> f64 {
+            (0..rank).map(|r| f64::from(b[row * rank + r]) * f64::from(a[r * input + column])).sum()
+        };
+        let squares = (0..output).flat_map(|row| (0..input).map(move |column| (row, column)));
+        let expected = squares.map(|(row, column)| product(row, column).powi(2)).sum::<f64>().sqrt();
+        let norm = product_norm(&[([rank, input], a.clone()), ([output, rank], b.clone())], rank);
+        assert!((norm - expected).abs() < 1e-9 * expected, "{norm} {expected}");
     }
 }

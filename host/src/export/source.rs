@@ -137,8 +137,8 @@ impl Tune {
     }
 
     fn checked(self) -> Result<Self> {
-        if let Some(format) = self.checkpoint.format() {
-            let message = format!("the base {} is quantised as {}", self.checkpoint.dir().display(), format.name());
+        if let Some(format) = self.checkpoint.quantized_as() {
+            let message = format!("the base {} is quantised as {format}", self.checkpoint.dir().display());
             return Err(Error::new("model::quantization", message).expected("the base in BF16, F16 or F32"));
         }
         if self.records.is_empty() {

@@ -1,17 +1,23 @@
 //! The tensors of an export, each made while it is written, so that memory stays near the largest one.
 
+use super::blocks;
 use super::quantize::{Moments, Rounding, Searched};
 use crate::error::{Error, Result};
 use crate::model::adapter::{Adapter, values};
 use crate::model::checkpoint::{Checkpoint, TensorEntry, to_f32};
+use crate::model::ggml::Stored;
 use crate::plugins::{QuantizedModule, Scheme};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::OnceLock;
+
+/// Values that are converted at once.
+const PIECE_VALUES: usize = 1 << 24;
 
 /// Shape and values of A and B of a module.
 pub(super) type Factors = [([usize; 2], Vec<f32>); 2];
@@ -49,10 +55,10 @@ pub(super) fn updates<'a>(
         .collect()
 }
 
-/// A tensor as safetensors writes it.
+/// A tensor that is written.
 pub(super) struct ExportTensor<'a> {
     content: Content<'a>,
-    dtype: Dtype,
+    stored: Stored,
     shape: Vec<usize>,
 }
 
@@ -77,7 +83,7 @@ enum Part {
 }
 
 impl<'a> ExportTensor<'a> {
-    /// The base's tensor `name`, stored as `dtype` (its own where there is none), with `strength` times its update.
+    /// The base's tensor `name`, written as `stored` (its own dtype where there is none), with `strength` times its update.
     ///
     /// # Errors
     /// `model::missing_tensor`; `export::dtype` where its own dtype cannot be computed with.
@@ -85,28 +91,61 @@ impl<'a> ExportTensor<'a> {
         checkpoint: &'a Checkpoint,
         name: &str,
         entry: &TensorEntry,
-        dtype: Option<Dtype>,
+        stored: Option<Stored>,
         update: Option<(&'a Update<'a>, f64)>,
     ) -> Result<Self> {
         let bytes = checkpoint.bytes(name)?;
-        let to = dtype.unwrap_or(entry.dtype);
-        if (update.is_some() || to != entry.dtype) && !is_float(entry.dtype) {
+        let own = Stored::Plain(entry.dtype);
+        let stored = stored.unwrap_or(own);
+        if (update.is_some() || stored != own) && !is_float(entry.dtype) {
             let message = format!("tensor {name} is stored as {:?} and cannot be converted or merged", entry.dtype);
             return Err(Error::new("export::dtype", message).expected("F32, BF16 or F16"));
         }
         let content = Content::Stored { bytes, dtype: entry.dtype, update };
-        Ok(Self { content, dtype: to, shape: entry.shape.clone() })
+        Ok(Self { content, stored, shape: entry.shape.clone() })
     }
 
-    /// A or B, stored as `dtype`, f32 where there is none.
-    pub fn values(values: &'a [f32], shape: [usize; 2], dtype: Option<Dtype>) -> Self {
-        Self { content: Content::Values(values), dtype: dtype.unwrap_or(Dtype::F32), shape: shape.into() }
+    /// A, B or a constant, written as `stored`, f32 where there is none.
+    pub fn values(values: &'a [f32], shape: &[usize], stored: Option<Stored>) -> Self {
+        let stored = stored.unwrap_or(Stored::Plain(Dtype::F32));
+        Self { content: Content::Values(values), stored, shape: shape.into() }
+    }
+
+    /// How it is stored.
+    pub fn stored_as(&self) -> Stored {
+        self.stored
+    }
+
+    /// Writes it piece by piece, so that memory holds the values of some rows and not of all.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
+        let Content::Stored { bytes, dtype, update } = &self.content else { return out.write_all(&self.data()) };
+        if update.is_none() && Stored::Plain(*dtype) == self.stored {
+            return out.write_all(bytes);
+        }
+        let width = self.shape.last().copied().unwrap_or(1).max(1);
+        let rows = (PIECE_VALUES / width).max(1);
+        let pieces = bytes.chunks(rows * width * dtype.bitsize() / 8);
+        for (piece, first) in pieces.zip((0..).step_by(rows)) {
+            let mut w = to_f32(piece, *dtype).expect("checked when it was made");
+            if let Some((update, strength)) = update {
+                merge(&mut w, update, *strength, first);
+            }
+            out.write_all(&encode(&w, self.stored))?;
+        }
+        Ok(())
     }
 }
 
 impl View for ExportTensor<'_> {
+    /// Blocks have none in safetensors; the plan was checked to put them into GGUF files.
     fn dtype(&self) -> Dtype {
-        self.dtype
+        match self.stored {
+            Stored::Plain(dtype) => dtype,
+            Stored::Blocks(_) => Dtype::U8,
+        }
     }
 
     fn shape(&self) -> &[usize] {
@@ -115,21 +154,23 @@ impl View for ExportTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         match &self.content {
-            Content::Stored { bytes, dtype, update: None } if *dtype == self.dtype => Cow::Borrowed(bytes),
+            Content::Stored { bytes, dtype, update: None } if Stored::Plain(*dtype) == self.stored => {
+                Cow::Borrowed(bytes)
+            }
             Content::Stored { bytes, dtype, update } => {
                 let mut w = to_f32(bytes, *dtype).expect("checked when it was made");
                 if let Some((update, strength)) = update {
                     merge(&mut w, update, *strength, 0);
                 }
-                Cow::Owned(encode(&w, self.dtype))
+                Cow::Owned(encode(&w, self.stored))
             }
-            Content::Values(values) => Cow::Owned(encode(values, self.dtype)),
+            Content::Values(values) => Cow::Owned(encode(values, self.stored)),
             Content::Part(module, part) => Cow::Owned(module.bytes(*part)),
         }
     }
 
     fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+        self.stored.size_bytes(&self.shape)
     }
 }
 
@@ -238,7 +279,8 @@ impl<'a> QuantizedWeight<'a> {
         };
         let suffixes = self.rounding.scheme.suffixes();
         let named = |((part, dtype, shape), suffix): ((Part, Dtype, Vec<usize>), &str)| {
-            (format!("{}.{suffix}", self.path), ExportTensor { content: Content::Part(self, part), dtype, shape })
+            let stored = Stored::Plain(dtype);
+            (format!("{}.{suffix}", self.path), ExportTensor { content: Content::Part(self, part), stored, shape })
         };
         parts.into_iter().zip(suffixes).map(named).collect()
     }
@@ -266,10 +308,11 @@ fn is_float(dtype: Dtype) -> bool {
 }
 
 /// Rounded to nearest even where 16 bits are stored.
-fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
-    match dtype {
-        Dtype::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
-        Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+fn encode(values: &[f32], stored: Stored) -> Vec<u8> {
+    match stored {
+        Stored::Blocks(block) => blocks::encode(block, values),
+        Stored::Plain(Dtype::BF16) => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        Stored::Plain(Dtype::F16) => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        Stored::Plain(_) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
     }
 }

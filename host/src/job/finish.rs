@@ -2,13 +2,14 @@
 
 use super::training::Trained;
 use crate::config::Config;
+use crate::corpus::Record;
 use crate::error::{Error, Result};
-use crate::export;
+use crate::export::{self, Judge, MIN_RETAINED_GAIN, Made, OnDisk, PendingFolder, Trial};
 use crate::hash::FileHash;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::lora::group;
-use crate::plugins::Exporter;
+use crate::plugins::{Exporter, Kind, PluginRef};
 use crate::report::{Reporter, duration};
 use crate::run::folder::{
     CONFIG, CORPUS, EXPORT, FILTER, HELD_OUT, METRICS, RunFolder, TIMING, TRUNCATION, WINDOW_LOG,
@@ -69,41 +70,96 @@ fn row(name: &str, change: &RootChange, reporter: &Reporter) {
     ));
 }
 
-/// Writes the configured exports into the run folder; one that is there already is whole and stays. Their files by path
-/// within the run folder.
-///
-/// # Errors
-/// Classes `export`, `plugin`, `io`.
-pub fn export(
-    config: &Config,
-    folder: &RunFolder,
-    checkpoint: &Checkpoint,
-    engine: &Engine,
-    template: Option<&str>,
-    adapter: &Adapter,
-    exporter: &mut Exporter,
-) -> Result<BTreeMap<PathBuf, FileHash>> {
-    let root = folder.file(EXPORT);
-    fs::create_dir_all(&root).map_err(|e| Error::io("create", &root, e))?;
-    let mut files = BTreeMap::new();
-    if config.export.adapter {
-        let dir = root.join("adapter");
-        if !dir.exists() {
-            let plan = exporter.plan(&export::tuned(adapter, &engine.model.spec, checkpoint, template)?)?;
-            let pending = export::PendingFolder::new(&dir)?;
-            export::carry_out(&plan, adapter, checkpoint, &pending, &mut |_| Ok(()))?;
-            pending.commit()?;
+/// What a run exports.
+pub struct Exports<'a> {
+    /// The run's configuration.
+    pub config: &'a Config,
+    /// Where it is written.
+    pub folder: &'a RunFolder,
+    /// The base on disk.
+    pub checkpoint: &'a Checkpoint,
+    /// The base as it was trained on.
+    pub engine: &'a Engine,
+    /// The chat template that was trained with.
+    pub template: Option<&'a str>,
+    /// What was trained.
+    pub adapter: &'a Adapter,
+    /// The records that are held out.
+    pub held_out: &'a [&'a Record],
+}
+
+impl Exports<'_> {
+    /// Writes the configured exports into the run folder; one that is there already is whole and stays. Their files by path
+    /// within the run folder.
+    ///
+    /// # Errors
+    /// Classes `export`, `plugin`, `io`.
+    pub fn write(&self, exporter: &mut Exporter, reporter: &mut Reporter) -> Result<BTreeMap<PathBuf, FileHash>> {
+        let root = self.folder.file(EXPORT);
+        fs::create_dir_all(&root).map_err(|e| Error::io("create", &root, e))?;
+        let mut files = BTreeMap::new();
+        if self.config.export.adapter {
+            let dir = root.join("adapter");
+            if !dir.exists() {
+                self.carry_out(exporter, &dir, reporter)?.commit()?;
+            }
+            add_files(&dir, self.folder.path(), &mut files)?;
         }
-        add_files(&dir, folder.path(), &mut files)?;
-    }
-    if config.export.merged {
-        let dir = root.join("merged");
-        if !dir.exists() {
-            export::merge::write(checkpoint, adapter, template, &dir, export::merge::MAX_SHARD_BYTES)?;
+        if self.config.export.merged {
+            let dir = root.join("merged");
+            if !dir.exists() {
+                self.merge(&dir, reporter)?;
+            }
+            add_files(&dir, self.folder.path(), &mut files)?;
         }
-        add_files(&dir, folder.path(), &mut files)?;
+        Ok(files)
     }
-    Ok(files)
+
+    fn carry_out(&self, exporter: &mut Exporter, dir: &Path, reporter: &Reporter) -> Result<PendingFolder> {
+        let tuned = export::tuned(self.adapter, &self.engine.model.spec, self.checkpoint, self.template)?;
+        let plan = exporter.plan(&tuned)?;
+        plan.notes.iter().for_each(|note| reporter.line(format!("note        {note}")));
+        let pending = PendingFolder::new(dir)?;
+        export::carry_out(&plan, self.adapter, self.checkpoint, &pending, &mut |_| Ok(()))?;
+        Ok(pending)
+    }
+
+    /// The merged model, judged where there are records to judge by. The run is complete whatever comes of it: what it trained
+    /// is saved, and the report and a warning say what the export holds of it.
+    fn merge(&self, dir: &Path, reporter: &mut Reporter) -> Result<()> {
+        let mut merger = Exporter::load(&PluginRef::resolve(Kind::Exporter, "merge-bf16", &[])?, None)?;
+        let pending = self.carry_out(&mut merger, dir, reporter)?;
+        if self.held_out.is_empty() {
+            reporter.warn(format!("{} is not judged: no record is held out", dir.display()));
+            return pending.commit();
+        }
+        let base = OnDisk { checkpoint: self.checkpoint, config: &self.engine.model.config, adapter: None };
+        let trial = Trial {
+            judge: Judge { device: &self.engine.model.device, weights: self.config.model.weights },
+            device: &self.config.model.device,
+            models: [base, OnDisk { adapter: Some(self.adapter), ..base }],
+            spec: &self.engine.model.spec,
+            records: self.held_out,
+            min_retained_gain: MIN_RETAINED_GAIN,
+        };
+        let settings = json!({});
+        let made = Made {
+            exporter: merger.identity(),
+            settings: &settings,
+            notes: &[],
+            search: None,
+            // The report stands in the run's own folder, and is the same in every run that trains the same.
+            run_id: None,
+        };
+        let (proof, report) = export::judge(&pending, &trial, &made, reporter)?;
+        pending.commit()?;
+        proof.lines().into_iter().for_each(|line| reporter.line(line));
+        reporter.event("export", report);
+        if let Err(failed) = proof.verdict_on(dir, MIN_RETAINED_GAIN) {
+            reporter.warn(failed.message());
+        }
+        Ok(())
+    }
 }
 
 /// Configuration, reports, logs and held-out losses of a run, hashed, by path within the run folder.

@@ -36,6 +36,7 @@ use crate::train::gates::Records;
 use crate::train::optimizer::AdamW;
 use crate::train::state;
 use evaluation::Evaluation;
+use finish::Exports;
 use policies::Policies;
 use prepare::Prepared;
 use serde_json::json;
@@ -337,8 +338,16 @@ impl Session<'_> {
             outcome.held_out = finish::report_change(&corpus.roots, before, after, &corpus.copied(&held_out), reporter);
         }
         let template = corpus.template.as_ref().map(|t| t.source.as_str());
-        outcome.exports =
-            finish::export(self.config, self.folder, checkpoint, engine, template, adapter, &mut policies.exporter)?;
+        let exports = Exports {
+            config: self.config,
+            folder: self.folder,
+            checkpoint,
+            engine,
+            template,
+            adapter,
+            held_out: &held_out,
+        };
+        outcome.exports = exports.write(&mut policies.exporter, reporter)?;
         if first > 0 {
             reporter.line(format!("(resumed after step {first}: speed and padding below are of the steps since)"));
         }

@@ -6,14 +6,16 @@ use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord};
 use crate::corpus::{self, Corpus};
 use crate::device;
 use crate::error::{Error, Result};
+use crate::export;
 use crate::hash::FileHash;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::TextConfig;
 use crate::model::lora::{LoraPlan, group};
+use crate::model::peft;
 use crate::model::spec::ModelSpec;
 use crate::model::weights::Model;
-use crate::plugins::{Origin, PlanRequest, Sampler};
+use crate::plugins::{ExportPlan, Identity, Origin, PlanRequest, Sampler};
 use crate::report::{Reporter, bytes, duration};
 use crate::train::engine::Engine;
 use crate::train::gates;
@@ -47,6 +49,16 @@ pub struct Prepared {
     pub dropped: Vec<(u32, Vec<String>)>,
 }
 
+/// `export/adapter` is read again as an adapter; a plugin that merges has its place after the run, where its files are judged.
+fn refuse_what_is_no_adapter(layout: &ExportPlan, exporter: &Identity) -> Result<()> {
+    match layout.texts.iter().any(|(name, _)| name == peft::CONFIG_FILE) {
+        true => Ok(()),
+        false => Err(Error::new("config::exporter", format!("{exporter} lays out no adapter"))
+            .expected(format!("a plugin that writes {}, such as peft-adapter", peft::CONFIG_FILE))
+            .help("leave plugins.exporter as it is, and export after the run: tunehost export RUN --exporter NAME")),
+    }
+}
+
 impl Prepared {
     /// Checks and reads everything but the base's weights, and plans every epoch.
     ///
@@ -62,8 +74,8 @@ impl Prepared {
         let text = TextConfig::read(&config.model.base)?;
         device::check(&config.model.device, config.model.weights, &text)?;
         let checkpoint = Checkpoint::open(&config.model.base)?;
-        if let Some(format) = checkpoint.format() {
-            let message = format!("{} is quantised as {}", config.model.base.display(), format.name());
+        if let Some(format) = checkpoint.quantized_as() {
+            let message = format!("{} is quantised as {format}", config.model.base.display());
             return Err(Error::new("model::quantization", message)
                 .expected("a base in BF16, F16 or F32")
                 .help("tune the checkpoint that it was made from, and quantise the tuned model: `tunehost export`"));
@@ -87,6 +99,10 @@ impl Prepared {
         if let Some(Given { weights, run, .. }) = &given {
             let of = run.as_ref().map(|run| format!(" of run {run}")).unwrap_or_default();
             reporter.line(format!("starts from {}{of}", weights.path.display()));
+        }
+        if config.export.adapter {
+            let layout = policies.exporter.plan(&export::untrained(&lora, &spec, &checkpoint, None)?)?;
+            refuse_what_is_no_adapter(&layout, policies.exporter.identity())?;
         }
 
         let started = Instant::now();

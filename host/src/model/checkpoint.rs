@@ -1,5 +1,7 @@
 //! A Hugging Face checkpoint on disk: one `model.safetensors` or shards with an index, memory-mapped, nothing copied.
 
+use super::ggml::{Block, Stored};
+use super::gguf;
 use super::quantized::{self, Format, QuantizedTensor};
 use crate::error::{Error, Result};
 use crate::mapped::release_pages;
@@ -19,8 +21,10 @@ const READ_BYTES: usize = 8 << 20;
 pub struct TensorEntry {
     /// Index into [`Checkpoint::files`].
     pub file: usize,
-    /// Element type as stored.
+    /// Element type as stored; bytes where it is stored in blocks.
     pub dtype: Dtype,
+    /// The blocks that a GGUF file stores it in; none where elements are stored one by one.
+    pub blocks: Option<Block>,
     /// Shape as stored.
     pub shape: Vec<usize>,
     start: usize,
@@ -45,10 +49,11 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` lists.
+    /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` lists, or the one GGUF file.
     ///
     /// # Errors
-    /// `model::not_found`, `model::bad_index`, `model::bad_safetensors`, `model::quantization`, each naming the file or module.
+    /// `model::not_found`, `model::bad_index`, `model::bad_safetensors`, `model::bad_gguf`, `model::quantization`, each naming
+    /// the file or module.
     pub fn open(dir: &Path) -> Result<Self> {
         let index = dir.join("model.safetensors.index.json");
         let single = dir.join("model.safetensors");
@@ -70,9 +75,11 @@ impl Checkpoint {
             checkpoint.check_index(&index, &weight_map)?;
         } else if single.exists() {
             checkpoint.add_file(&single)?;
+        } else if let Some(file) = the_gguf_file(dir) {
+            checkpoint.add_gguf(&file)?;
         } else {
             return Err(Error::new("model::not_found", format!("{} holds no model weights", dir.display()))
-                .expected("model.safetensors, or model.safetensors.index.json with its shards")
+                .expected("model.safetensors, or model.safetensors.index.json with its shards, or one .gguf file")
                 .help("set `model.base` to a folder in Hugging Face layout"));
         }
         if let Some(format) = checkpoint.format {
@@ -82,12 +89,32 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// The tensors of a GGUF file under Hugging Face's names.
+    fn add_gguf(&mut self, path: &Path) -> Result<()> {
+        let map = map(path)?;
+        let broken = |what: String| {
+            Error::new("model::bad_gguf", format!("{}: {what}", path.display()))
+                .expected("a whole GGUF file with weights in F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K")
+                .help("the file may be cut short: compare its size with the original and copy it again")
+        };
+        for listed in gguf::read(&map).map_err(broken)? {
+            let Some(name) = gguf::hugging_face(&listed.name) else { continue };
+            let (dtype, blocks) = match listed.stored {
+                Stored::Plain(dtype) => (dtype, None),
+                Stored::Blocks(block) => (Dtype::U8, Some(block)),
+            };
+            let (start, end) = (listed.bytes.start, listed.bytes.end);
+            let entry = TensorEntry { file: self.files.len(), dtype, blocks, shape: listed.shape, start, end };
+            if self.entries.insert(name, entry).is_some() {
+                return Err(broken(format!("tensor {} stands in it twice", listed.name)));
+            }
+        }
+        self.files.push((path.into(), map));
+        Ok(())
+    }
+
     fn add_file(&mut self, path: &Path) -> Result<()> {
-        let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
-        // SAFETY: the mapping is read-only and private to this process; a file that another process shortens while it is
-        // mapped would end in a signal, not in silently wrong numbers, and provenance records its hash.
-        #[allow(unsafe_code)]
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map", path, e))?;
+        let map = map(path)?;
         let broken = |e: safetensors::SafeTensorError| {
             Error::new("model::bad_safetensors", format!("{}: {e}", path.display()))
                 .expected("a whole safetensors file")
@@ -102,6 +129,7 @@ impl Checkpoint {
             let entry = TensorEntry {
                 file: index,
                 dtype: info.dtype,
+                blocks: None,
                 shape: info.shape.clone(),
                 start: data_start + info.data_offsets.0,
                 end: data_start + info.data_offsets.1,
@@ -146,9 +174,15 @@ impl Checkpoint {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
-    /// How the linear modules are quantised; none where they are not.
+    /// How the linear modules are quantised; none where they are not, or the file is a GGUF file.
     pub fn format(&self) -> Option<Format> {
         self.format
+    }
+
+    /// What the checkpoint is quantised as, for messages; none where it can be tuned and merged into.
+    pub fn quantized_as(&self) -> Option<&'static str> {
+        let gguf = || self.entries.values().any(|entry| entry.blocks.is_some()).then_some("GGUF");
+        self.format.map(Format::name).or_else(gguf)
     }
 
     /// Every stored tensor by name.
@@ -223,15 +257,24 @@ impl Checkpoint {
         }
     }
 
-    fn read_pieces(&self, name: &str, mut each: impl FnMut(Vec<f32>)) -> Result<()> {
+    /// Gives `each` a tensor's values piece by piece, as [`Checkpoint::read_f32`] reads them.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::read_f32`].
+    pub fn read_pieces(&self, name: &str, mut each: impl FnMut(Vec<f32>)) -> Result<()> {
         if let Some(tensor) = self.quantized.get(name) {
             tensor.modules(&|part| self.take(part), each);
             return Ok(());
         }
         let entry = self.entry(name)?;
         let bytes = self.bytes(name)?;
-        for (piece, start) in bytes.chunks(READ_BYTES).zip((0..).step_by(READ_BYTES)) {
-            each(to_f32(piece, entry.dtype).ok_or_else(|| {
+        let size = entry.blocks.map_or(READ_BYTES, |block| READ_BYTES / block.bytes() * block.bytes());
+        for (piece, start) in bytes.chunks(size).zip((0..).step_by(size)) {
+            let values = match entry.blocks {
+                Some(block) => Some(block.decode(piece)),
+                None => to_f32(piece, entry.dtype),
+            };
+            each(values.ok_or_else(|| {
                 Error::new(
                     "model::unsupported_dtype",
                     format!("tensor {name} in {} is stored as {:?}", self.file_of(name).display(), entry.dtype),
@@ -251,6 +294,21 @@ impl Checkpoint {
         release_pages(file, entry.start, len);
         bytes
     }
+}
+
+/// The GGUF file in `dir`; none where there are none or several.
+fn the_gguf_file(dir: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files = files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf"));
+    files.next().filter(|_| files.next().is_none())
+}
+
+fn map(path: &Path) -> Result<Mmap> {
+    let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
+    // SAFETY: the mapping is read-only and private to this process; a file that another process shortens while it is
+    // mapped would end in a signal, not in silently wrong numbers, and provenance records its hash.
+    #[allow(unsafe_code)]
+    unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map", path, e))
 }
 
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
@@ -363,6 +421,31 @@ mod tests {
         std::fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
         assert_eq!(Checkpoint::open(dir.path()).unwrap_err().code(), "model::bad_safetensors");
         std::fs::remove_file(&path).unwrap();
+        assert_eq!(Checkpoint::open(dir.path()).unwrap_err().code(), "model::not_found");
+    }
+
+    #[test]
+    fn one_gguf_file_is_read_under_the_names_of_training() {
+        let dir = tempfile::tempdir().unwrap();
+        let scale = half::f16::from_f32(0.5).to_le_bytes();
+        let tensors = [
+            ("blk.0.attn_q.weight".to_string(), vec![1, 32], Stored::Blocks(Block::Q8_0)),
+            ("rope_freqs.weight".into(), vec![1], Stored::Plain(Dtype::F32)),
+        ];
+        let mut file = gguf::head(&[], &tensors);
+        file.extend([&scale[..], &[2; 32], &[0; 30], &f32_bytes(&[1.0])[..]].concat());
+        std::fs::write(dir.path().join("model.gguf"), &file).unwrap();
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let name = "model.layers.0.self_attn.q_proj.weight";
+        assert!(checkpoint.entries().keys().eq([name]));
+        assert_eq!(checkpoint.read_f32(name).unwrap(), [1.0; 32]);
+        assert_eq!((checkpoint.shapes()[name].0.as_slice(), checkpoint.quantized_as()), (&[1, 32][..], Some("GGUF")));
+        std::fs::write(dir.path().join("model.gguf"), &file[..file.len() - 5]).unwrap();
+        let error = Checkpoint::open(dir.path()).unwrap_err();
+        assert_eq!(error.code(), "model::bad_gguf");
+        assert!(error.message().contains("model.gguf: tensor rope_freqs.weight ends after"), "{error}");
+        // Which of two is meant is not guessed.
+        std::fs::write(dir.path().join("other.gguf"), &file).unwrap();
         assert_eq!(Checkpoint::open(dir.path()).unwrap_err().code(), "model::not_found");
     }
 }

@@ -9,6 +9,8 @@ pub mod experts;
 pub mod fixtures;
 pub mod fp8;
 pub mod gemma4;
+pub mod ggml;
+pub mod gguf;
 pub mod lora;
 pub mod peft;
 pub mod products;

@@ -1,7 +1,7 @@
 //! The standard plugins, inside the program: a run needs no file and no wasm toolchain for them.
 
 /// Name and bytes of each, in the order of a listing.
-pub const BUNDLED: [(&str, &[u8]); 17] = [
+pub const BUNDLED: [(&str, &[u8]); 18] = [
     ("bucket-to-pair", include_bytes!("../../../plugins/dist/bucket-to-pair.wasm")),
     ("in-order", include_bytes!("../../../plugins/dist/in-order.wasm")),
     ("packed", include_bytes!("../../../plugins/dist/packed.wasm")),
@@ -16,6 +16,7 @@ pub const BUNDLED: [(&str, &[u8]); 17] = [
     ("regex-filter", include_bytes!("../../../plugins/dist/regex-filter.wasm")),
     ("one-run-grant", include_bytes!("../../../plugins/dist/one-run-grant.wasm")),
     ("strict", include_bytes!("../../../plugins/dist/strict.wasm")),
+    ("gguf", include_bytes!("../../../plugins/dist/gguf.wasm")),
     ("merge-bf16", include_bytes!("../../../plugins/dist/merge-bf16.wasm")),
     ("merge-then-quantize", include_bytes!("../../../plugins/dist/merge-then-quantize.wasm")),
     ("peft-adapter", include_bytes!("../../../plugins/dist/peft-adapter.wasm")),

@@ -1,7 +1,7 @@
 //! Files that are there whole or not at all, even after a power cut: written beside their place, synced, renamed, and
 //! the folder synced.
 //!
-//! What a killed process leaves beside (`.name.tmp-<pid>`) is never read and never removed.
+//! What a killed process leaves beside (`.name.tmp-<pid>`) is never read, and removed by nothing here.
 
 use crate::error::{Error, Result};
 use std::ffi::OsString;
@@ -47,10 +47,29 @@ pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Makes a file or folder that takes the place of `path` later, under the first free name `.name.tmp-<pid>[-n]`. In a
 /// container a killed process often had the same pid, so that its leftover may hold the first name.
 pub(crate) fn make_beside<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(PathBuf, T)> {
+    let mut name = beside(path);
+    name.push(std::process::id().to_string());
+    make_first_free(&folder_of(path).join(name), make)
+}
+
+/// What the names of [`make_beside`] begin with.
+fn beside(path: &Path) -> OsString {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".tmp-{}", std::process::id()));
-    make_first_free(&folder_of(path).join(name), make)
+    name.push(".tmp-");
+    name
+}
+
+/// Folders with a name of [`make_beside`], of this or another process. Whoever removes one finds out first whether it is still
+/// being written.
+pub(crate) fn leftovers(path: &Path) -> Vec<PathBuf> {
+    let beside = beside(path);
+    let ours = |name: &OsString| {
+        let number = name.as_encoded_bytes().strip_prefix(beside.as_encoded_bytes());
+        number.is_some_and(|rest| !rest.is_empty() && rest.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-'))
+    };
+    let entries = fs::read_dir(folder_of(path)).into_iter().flatten().flatten();
+    entries.filter(|entry| ours(&entry.file_name()) && entry.path().is_dir()).map(|entry| entry.path()).collect()
 }
 
 /// Makes a file or folder under the first free name of `path`, `path-2`, `path-3` and so on.

@@ -85,6 +85,8 @@ mod tests {
             alpha: 4.0,
             rslora: false,
             dropout: 0.0,
+            weight_norms: vec![],
+            update_norms: vec![],
             chat_template: Some("{{ messages }}".into()),
         }
     }

@@ -33,6 +33,8 @@ fn tuned(width: u64) -> Tuned {
         alpha: 4.0,
         rslora: false,
         dropout: 0.0,
+        weight_norms: vec![],
+        update_norms: vec![],
         chat_template: None,
     }
 }

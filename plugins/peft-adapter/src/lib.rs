@@ -63,28 +63,33 @@ impl Plugin for PeftAdapter {
 impl Exporter for PeftAdapter {
     fn plan(&mut self, tuned: Tuned) -> Result<ExportPlan, String> {
         let config = serde_json::to_string_pretty(&AdapterConfig::new(&tuned)).map_err(|error| error.to_string())?;
-        let tensors = 2 * tuned.modules.len();
         let mut plan = ExportPlan {
-            names: Vec::with_capacity(tensors),
-            sources: Vec::with_capacity(tensors),
-            indices: Vec::with_capacity(tensors),
-            dtypes: vec![Dtype::Unchanged; tensors],
-            strengths: vec![1.0; tensors],
-            tensor_files: vec!["adapter_model.safetensors".into()],
-            tensor_file_ends: vec![tensors as u32],
             text_files: vec!["adapter_config.json".into()],
             texts: vec![config + "\n"],
-            copied_files: Vec::new(),
-            quantized: Vec::new(),
+            notes: notes(&tuned),
+            ..ExportPlan::empty()
         };
         for (module, path) in tuned.modules.iter().enumerate() {
             for (which, source) in [("lora_A", Source::LoraA), ("lora_B", Source::LoraB)] {
-                plan.names.push(format!("base_model.model.{path}.{which}.weight"));
-                plan.sources.push(source);
-                plan.indices.push(module as u32);
+                let name = format!("base_model.model.{path}.{which}.weight");
+                plan.add_tensor(name, source, module as u32, Dtype::Unchanged);
             }
         }
+        plan.end_file("adapter_model.safetensors".into());
         Ok(plan)
+    }
+}
+
+/// What is known of servers: a LoRA on a model with experts is refused, whichever modules it adapts.
+fn notes(tuned: &Tuned) -> Vec<String> {
+    match tuned.base_tensors.iter().any(|name| name.contains(".experts.")) {
+        false => Vec::new(),
+        true => vec![
+            "vLLM is known to refuse a LoRA on Gemma 4 with experts (\"To support LoRA for MoE model, 'get_expert_mapping' \
+             must be implemented\"), and its version 0.24.0 to load one over an NVFP4 base and answer as the base does: \
+             serve merge-bf16 or merge-then-quantize there"
+                .into(),
+        ],
     }
 }
 
@@ -109,6 +114,8 @@ mod tests {
             alpha: 32.0,
             rslora: false,
             dropout: 0.05,
+            weight_norms: vec![],
+            update_norms: vec![],
             chat_template: None,
         }
     }
@@ -137,6 +144,15 @@ mod tests {
 }
 "#]
         );
+    }
+
+    #[test]
+    fn a_model_with_experts_comes_with_what_servers_make_of_it() {
+        assert!(PeftAdapter.plan(tuned()).unwrap().notes.is_empty());
+        let mut with_experts = tuned();
+        with_experts.base_tensors[1] = "model.layers.0.experts.down_proj".into();
+        let notes = PeftAdapter.plan(with_experts).unwrap().notes;
+        assert!(notes[0].starts_with("vLLM is known to refuse"), "{notes:?}");
     }
 
     #[test]

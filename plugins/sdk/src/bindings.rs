@@ -107,5 +107,7 @@ pub mod memory {
 pub use checkpoint_scheduler::exports::tunehost::plugin::scheduling::{Decision, StepInfo};
 pub use corpus_filter::exports::tunehost::plugin::filtering::{Action, Chunk, Verdicts};
 pub use eligibility::exports::tunehost::plugin::ruling::{CaseFile, Decision as Ruling};
-pub use exporter::exports::tunehost::plugin::exporting::{Dtype, ExportPlan, QuantizedModule, Scheme, Source, Tuned};
+pub use exporter::exports::tunehost::plugin::exporting::{
+    Dtype, ExportPlan, GgufEntry, GgufValue, QuantizedModule, Scheme, Source, Tuned,
+};
 pub use sampler::exports::tunehost::plugin::sampling::{EpochPlan as Plan, PlanRequest};

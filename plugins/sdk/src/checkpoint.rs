@@ -50,7 +50,8 @@ impl Tuned {
                 let element = match dtype {
                     Dtype::Float32 => 4,
                     Dtype::Bfloat16 | Dtype::Float16 => 2,
-                    Dtype::Unchanged => stored_bytes(&self.base_dtypes[tensor]),
+                    // No other dtype is one of a safetensors file.
+                    _ => stored_bytes(&self.base_dtypes[tensor]),
                 };
                 self.dims(tensor).iter().product::<u64>() * element
             }
@@ -87,6 +88,50 @@ fn names(tuned: &Tuned, part: &Part) -> Vec<String> {
 }
 
 impl ExportPlan {
+    /// A plan of nothing.
+    pub fn empty() -> Self {
+        Self {
+            names: vec![],
+            sources: vec![],
+            indices: vec![],
+            dtypes: vec![],
+            strengths: vec![],
+            constants: vec![],
+            constant_ends: vec![],
+            tensor_files: vec![],
+            tensor_file_ends: vec![],
+            gguf_metadata: vec![],
+            quantized: vec![],
+            text_files: vec![],
+            texts: vec![],
+            copied_files: vec![],
+            notes: vec![],
+        }
+    }
+
+    /// One more tensor, of the file that is next to end.
+    pub fn add_tensor(&mut self, name: String, source: Source, index: u32, dtype: Dtype) {
+        self.names.push(name);
+        self.sources.push(source);
+        self.indices.push(index);
+        self.dtypes.push(dtype);
+        self.strengths.push(1.0);
+    }
+
+    /// The tensors since the last file are those of the file `name`.
+    pub fn end_file(&mut self, name: String) {
+        self.tensor_files.push(name);
+        self.tensor_file_ends.push(self.names.len() as u32);
+    }
+
+    /// The chat template that was trained with, or the base's.
+    pub fn add_template(&mut self, tuned: &Tuned) {
+        match &tuned.chat_template {
+            Some(template) => self.add_text(TEMPLATE, template.clone()),
+            None => self.copied_files.push(TEMPLATE.into()),
+        }
+    }
+
     /// `parts` in shards of at most `max_shard_bytes`, or one part; `config` is the text of `config.json`, copied from the base
     /// where it is none. With the chat template that was trained with, or the base's.
     pub fn checkpoint(tuned: &Tuned, parts: Vec<Part>, max_shard_bytes: u64, config: Option<String>) -> Self {
@@ -102,19 +147,7 @@ impl ExportPlan {
             total += bytes;
             shards.last_mut().expect("pushed above").push(part);
         }
-        let mut plan = Self {
-            names: vec![],
-            sources: vec![],
-            indices: vec![],
-            dtypes: vec![],
-            strengths: vec![],
-            tensor_files: vec![],
-            tensor_file_ends: vec![],
-            quantized: vec![],
-            text_files: vec![],
-            texts: vec![],
-            copied_files: COMPANIONS.map(String::from).into(),
-        };
+        let mut plan = Self { copied_files: COMPANIONS.map(String::from).into(), ..Self::empty() };
         let (count, adapted) = (shards.len(), tuned.adapted());
         let mut weight_map = Map::new();
         for (at, shard) in shards.into_iter().enumerate() {
@@ -127,17 +160,12 @@ impl ExportPlan {
                 match part {
                     Part::Quantized(module) => plan.quantized.push(QuantizedModule { file: at as u32, ..module }),
                     Part::Tensor(tensor, dtype) => {
-                        let merged = adapted[tensor as usize];
-                        plan.names.push(tuned.base_tensors[tensor as usize].clone());
-                        plan.sources.push(if merged { Source::Merged } else { Source::Base });
-                        plan.indices.push(tensor);
-                        plan.dtypes.push(dtype);
-                        plan.strengths.push(1.0);
+                        let source = if adapted[tensor as usize] { Source::Merged } else { Source::Base };
+                        plan.add_tensor(tuned.base_tensors[tensor as usize].clone(), source, tensor, dtype);
                     }
                 }
             }
-            plan.tensor_files.push(file);
-            plan.tensor_file_ends.push(plan.names.len() as u32);
+            plan.end_file(file);
         }
         if count > 1 {
             let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
@@ -147,10 +175,7 @@ impl ExportPlan {
             Some(text) => plan.add_text(CONFIG, text),
             None => plan.copied_files.push(CONFIG.into()),
         }
-        match &tuned.chat_template {
-            Some(template) => plan.add_text(TEMPLATE, template.clone()),
-            None => plan.copied_files.push(TEMPLATE.into()),
-        }
+        plan.add_template(tuned);
         plan
     }
 

@@ -34,8 +34,8 @@ mod plan;
 mod rng;
 
 pub use bindings::{
-    Action, CaseFile, Chunk, Decision, Dtype, ExportPlan, Plan, PlanRequest, QuantizedModule, Ruling, Scheme, Source,
-    StepInfo, Tuned, Verdicts,
+    Action, CaseFile, Chunk, Decision, Dtype, ExportPlan, GgufEntry, GgufValue, Plan, PlanRequest, QuantizedModule,
+    Ruling, Scheme, Source, StepInfo, Tuned, Verdicts,
 };
 pub use checkpoint::Part;
 pub use export::{CheckpointScheduler, CorpusFilter, Eligibility, Exporter, Memory, Plugin, Sampler};

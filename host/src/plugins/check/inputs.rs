@@ -128,6 +128,23 @@ fn content(number: usize) -> (serde_json::Value, u32) {
     }
 }
 
+/// `config.json` of a text model of so many layers.
+fn config(layers: usize) -> String {
+    let kind = |layer: usize| {
+        if (layer + 1).is_multiple_of(6) || layer + 1 == layers { "full_attention" } else { "sliding_attention" }
+    };
+    let kinds: Vec<&str> = (0..layers).map(kind).collect();
+    let text = json!({
+        "model_type": "gemma4_text", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6, "layer_types": kinds, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        },
+    });
+    json!({"model_type": "gemma4", "text_config": text}).to_string()
+}
+
 /// A tuned model of `tensors` base tensors, one in `each` of them adapted.
 pub fn tuned(tensors: usize, each: usize) -> Tuned {
     let names = ["self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", "input_layernorm"];
@@ -137,7 +154,7 @@ pub fn tuned(tensors: usize, each: usize) -> Tuned {
         base_tensors: (0..tensors)
             .map(|at| BaseTensor { name: format!("{}.weight", module(at)), dtype: "BF16".into(), shape: vec![64, 32] })
             .collect(),
-        base_config: json!({"model_type": "gemma4", "text_config": {"hidden_size": 32}}).to_string(),
+        base_config: config(tensors.div_ceil(names.len())),
         base_path: "/models/base".into(),
         modules: adapted().map(module).collect(),
         module_tensors: adapted().map(|at| at as u32).collect(),
@@ -146,6 +163,8 @@ pub fn tuned(tensors: usize, each: usize) -> Tuned {
         alpha: 32.0,
         rslora: false,
         dropout: 0.0,
+        weight_norms: adapted().map(|at| 1.0 + at as f64).collect(),
+        update_norms: adapted().map(|_| 0.25).collect(),
         chat_template: Some("{{ messages }}".into()),
     }
 }

@@ -197,6 +197,19 @@ fn assert_judges_like_rust(plugin: &PluginRef) {
     }
 }
 
+/// The same tensors as `peft-adapter`, and a report card with the largest update first.
+fn assert_exports_the_adapter_like_rust(plugin: &PluginRef) {
+    let mut tuned = inputs::tuned(12, 2);
+    tuned.update_norms[3] = 100.0;
+    let plan = |plugin: &PluginRef| Exporter::load(plugin, Some(&json!({}))).unwrap().plan(&tuned).unwrap();
+    let (ours, theirs) = (plan(plugin), plan(&bundled(Kind::Exporter, "peft-adapter")));
+    assert_eq!(ours.tensor_files, theirs.tensor_files);
+    let card = ours.texts.iter().find(|(name, _)| name == "report-card.md").unwrap();
+    let row = format!("| {} | {:.3}% |", tuned.modules[3], 10_000.0 / tuned.weight_norms[3]);
+    assert_eq!(card.1.lines().nth(2), Some(row.as_str()));
+    assert!(ours.notes[0].starts_with(&tuned.modules[3]), "{:?}", ours.notes);
+}
+
 #[test]
 fn the_sampler_in_c_plans_like_the_one_in_rust() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../plugins/dist/examples/bucket-to-pair-c.wasm");
@@ -225,6 +238,7 @@ fn built_examples_answer_like_the_plugins_in_rust() {
             Kind::Sampler => assert_plans_like_rust(&plugin),
             Kind::CheckpointScheduler => assert_decides_like_rust(&plugin),
             Kind::CorpusFilter => assert_judges_like_rust(&plugin),
+            Kind::Exporter => assert_exports_the_adapter_like_rust(&plugin),
             kind => panic!("there is no {kind} to compare it with"),
         }
     }

@@ -59,8 +59,7 @@ impl Exporter for Hostile {
             tensor_file_ends: vec![2, 3],
             text_files: vec!["about.txt".into()],
             texts: vec!["tuned\n".into()],
-            copied_files: Vec::new(),
-            quantized: Vec::new(),
+            ..ExportPlan::empty()
         };
         match self.act {
             Act::NanStrength => plan.strengths[2] = f64::NAN,

@@ -1,204 +1,28 @@
-//! Plugins of the kind `exporter`: they lay out an export, the host carries it out.
+//! Every rule of `wit/exporter.wit` held against a plan, before anything is written.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
-use super::reference::{Identity, PluginRef};
-use super::runtime::{Plugin, shown};
-use super::since_v0_1_0::exporting;
+use super::super::reference::Identity;
+use super::super::runtime::shown;
+use super::super::since_v0_1_0::exporting;
+use super::{ExportPlan, GGUF, PlannedTensor, QuantizedModule, Scheme, Source, TensorFile, Tuned};
 use crate::error::{Error, Result};
+use crate::model::ggml::{Block, Stored};
+use crate::model::gguf;
+use safetensors::Dtype;
 
 const FILE_NAME_BYTES_MAX: usize = 200;
 /// How often an export may hold a tensor of the base, or A or B of a module: once, and a tied copy.
 const TIMES_WRITTEN_MAX: u32 = 2;
 /// Most columns that share a scale.
 const INT4_GROUP_MAX: usize = 256;
+/// Most lines for the user, and most bytes of each.
+const NOTES_MAX: usize = 100;
+const NOTE_BYTES_MAX: usize = 1_000;
 
-/// A tuned model, without its weights.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Tuned {
-    /// The base's tensors.
-    pub base_tensors: Vec<BaseTensor>,
-    /// The base's `config.json`.
-    pub base_config: String,
-    /// Where the base is.
-    pub base_path: String,
-    /// Path of each adapted module.
-    pub modules: Vec<String>,
-    /// The base tensor that each module's update belongs to.
-    pub module_tensors: Vec<u32>,
-    /// A full-match regular expression over module paths that selects just these modules.
-    pub modules_regex: String,
-    /// Rank r.
-    pub rank: u32,
-    /// LoRA's alpha.
-    pub alpha: f64,
-    /// The update is alpha / sqrt(r) B A, not alpha / r B A.
-    pub rslora: bool,
-    /// Dropout that was trained with.
-    pub dropout: f64,
-    /// The chat template that was trained with.
-    pub chat_template: Option<String>,
-}
-
-/// Name, storage and shape of a tensor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BaseTensor {
-    /// Its name.
-    pub name: String,
-    /// As safetensors spells it: `BF16`.
-    pub dtype: String,
-    /// Its shape.
-    pub shape: Vec<u64>,
-}
-
-/// What an export consists of; every file is named once, every index exists.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ExportPlan {
-    /// safetensors files.
-    pub tensor_files: Vec<TensorFile>,
-    /// Name and text of each text file.
-    pub texts: Vec<(String, String)>,
-    /// Files copied from the base's folder, where they exist.
-    pub copied_files: Vec<String>,
-}
-
-/// A safetensors file.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TensorFile {
-    /// Its name.
-    pub name: String,
-    /// Its tensors.
-    pub tensors: Vec<PlannedTensor>,
-    /// The modules that it holds quantised.
-    pub quantized: Vec<QuantizedModule>,
-}
-
-/// A linear module that is stored quantised; every number fits the base.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QuantizedModule {
-    /// Its path, the first part of its tensors' names.
-    pub path: String,
-    /// The base tensor, by index.
-    pub tensor: usize,
-    /// Its rows of that tensor, as a matrix as wide as its last dimension.
-    pub rows: Range<usize>,
-    /// How its weight is stored.
-    pub scheme: Scheme,
-    /// Modules of one number share a scale that covers a whole module.
-    pub shared_scale: u32,
-}
-
-/// How a weight is stored in the compressed-tensors layout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scheme {
-    /// E4M3 with a bf16 scale a row.
-    Fp8,
-    /// Symmetric 4-bit integers with a bf16 scale for each group of this many columns.
-    Int4(usize),
-    /// E2M1 with an E4M3 scale for each 16 columns and an f32 scale a module.
-    Nvfp4,
-}
-
-impl Scheme {
-    /// Last parts of the names of a module's tensors.
-    pub fn suffixes(self) -> [&'static str; 3] {
-        match self {
-            Self::Fp8 => ["weight", "weight_scale", ""],
-            Self::Int4(_) => ["weight_packed", "weight_scale", "weight_shape"],
-            Self::Nvfp4 => ["weight_packed", "weight_scale", "weight_global_scale"],
-        }
-    }
-}
-
-/// A tensor that is written.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PlannedTensor {
-    /// Its name in the file.
-    pub name: String,
-    /// Where it comes from.
-    pub source: Source,
-    /// How it is stored; `None` for the base's own, and f32 for A and B.
-    pub dtype: Option<safetensors::Dtype>,
-}
-
-/// Where a written tensor comes from.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Source {
-    /// A tensor of the base, by index.
-    Base(usize),
-    /// A tensor of the base with this much of the update of its modules.
-    Merged(usize, f64),
-    /// A of a module, by index.
-    A(usize),
-    /// B of a module, by index.
-    B(usize),
-}
-
-/// A running exporter.
-pub struct Exporter {
-    plugin: Plugin<exporting::Guest>,
-}
-
-impl Exporter {
-    /// Start an exporter with its settings, `[plugins.config.exporter]`.
-    ///
-    /// # Errors
-    /// `plugin::config_refused`, `plugin::wrong_contract`, and those of a failed call.
-    pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>) -> Result<Self> {
-        let plugin = Plugin::load(reference, config, |component, store, instance| {
-            exporting::GuestIndices::new(component)?.load(store, instance)
-        })?;
-        Ok(Self { plugin })
-    }
-
-    /// Which plugin this is.
-    pub fn identity(&self) -> &Identity {
-        self.plugin.identity()
-    }
-
-    /// Lay out the export of a tuned model. The plan that comes back keeps every rule of `wit/exporter.wit`.
-    ///
-    /// # Errors
-    /// `plugin::refused`, `plugin::invalid_export` naming the file, tensor or module, and those of a failed call.
-    pub fn plan(&mut self, tuned: &Tuned) -> Result<ExportPlan> {
-        let names: Vec<&str> = tuned.base_tensors.iter().map(|t| t.name.as_str()).collect();
-        let dtypes: Vec<&str> = tuned.base_tensors.iter().map(|t| t.dtype.as_str()).collect();
-        let dims: Vec<u64> = tuned.base_tensors.iter().flat_map(|t| t.shape.iter().copied()).collect();
-        let mut end = 0;
-        let dim_ends: Vec<u32> = tuned
-            .base_tensors
-            .iter()
-            .map(|t| {
-                end += t.shape.len() as u32;
-                end
-            })
-            .collect();
-        let modules: Vec<&str> = tuned.modules.iter().map(String::as_str).collect();
-        let columns = exporting::Tuned {
-            base_tensors: &names,
-            base_dtypes: &dtypes,
-            base_dims: &dims,
-            base_dim_ends: &dim_ends,
-            base_config: &tuned.base_config,
-            base_path: &tuned.base_path,
-            modules: &modules,
-            module_tensors: &tuned.module_tensors,
-            modules_regex: &tuned.modules_regex,
-            rank: tuned.rank,
-            alpha: tuned.alpha,
-            rslora: tuned.rslora,
-            dropout: tuned.dropout,
-            chat_template: tuned.chat_template.as_deref(),
-        };
-        let answer = self.plugin.call("plan", |functions, store| functions.call_plan(store, columns))?;
-        Check { tuned, identity: self.plugin.identity() }.plan(answer)
-    }
-}
-
-struct Check<'a> {
-    tuned: &'a Tuned,
-    identity: &'a Identity,
+pub(super) struct Check<'a> {
+    pub tuned: &'a Tuned,
+    pub identity: &'a Identity,
 }
 
 impl Check<'_> {
@@ -208,7 +32,7 @@ impl Check<'_> {
             .help("this is a bug in the plugin: use another exporter, or tell its author")
     }
 
-    fn plan(&self, answer: exporting::ExportPlan) -> Result<ExportPlan> {
+    pub fn plan(&self, answer: exporting::ExportPlan) -> Result<ExportPlan> {
         let count = answer.names.len();
         for (column, length) in [
             ("sources", answer.sources.len()),
@@ -231,6 +55,8 @@ impl Check<'_> {
             }
         }
         self.file_names(&answer)?;
+        self.notes(&answer.notes)?;
+        let constants = self.constants(&answer)?;
         let tensors: Vec<PlannedTensor> = (0..count).map(|at| self.tensor(&answer, at)).collect::<Result<_>>()?;
         let quantized: Vec<QuantizedModule> =
             answer.quantized.iter().map(|module| self.quantized(module)).collect::<Result<_>>()?;
@@ -238,8 +64,83 @@ impl Check<'_> {
         self.coverage(&tensors, &quantized)?;
         self.repeats(&tensors)?;
         let tensor_files = self.cut(&answer, tensors, quantized)?;
+        self.gguf(&tensor_files, &answer)?;
+        let gguf_metadata = answer.gguf_metadata.into_iter().map(metadata).collect();
         let texts = answer.text_files.into_iter().zip(answer.texts).collect();
-        Ok(ExportPlan { tensor_files, texts, copied_files: answer.copied_files })
+        let (copied_files, notes) = (answer.copied_files, answer.notes);
+        Ok(ExportPlan { tensor_files, constants, gguf_metadata, texts, copied_files, notes })
+    }
+
+    fn notes(&self, notes: &[String]) -> Result<()> {
+        let long = notes.iter().find(|note| note.len() > NOTE_BYTES_MAX || shown(note) != **note);
+        match (notes.len() > NOTES_MAX, long) {
+            (false, None) => Ok(()),
+            (true, _) => Err(self.invalid(format!("there are {} notes", notes.len()), format!("at most {NOTES_MAX}"))),
+            (_, Some(note)) => {
+                let what = format!("the note {:?} is too long or not plain", shown(note));
+                Err(self.invalid(what, format!("a line of text of at most {NOTE_BYTES_MAX} bytes")))
+            }
+        }
+    }
+
+    fn constants(&self, answer: &exporting::ExportPlan) -> Result<Vec<Vec<f32>>> {
+        let (mut constants, mut start) = (Vec::new(), 0);
+        for &end in &answer.constant_ends {
+            let Some(values) = answer.constants.get(start..end as usize) else {
+                let what = format!("constant {} ends at {end}", constants.len());
+                return Err(self.invalid(what, format!("from {start} to {}, rising", answer.constants.len())));
+            };
+            constants.push(values.to_vec());
+            start = end as usize;
+        }
+        match start == answer.constants.len() {
+            true => Ok(constants),
+            false => Err(self.invalid("constants has values that no constant ends after", "each in a constant")),
+        }
+    }
+
+    /// A GGUF file has types of ggml in whole blocks, a safetensors file has none of its blocks.
+    fn gguf(&self, files: &[TensorFile], answer: &exporting::ExportPlan) -> Result<()> {
+        let count = files.iter().filter(|file| file.is_gguf()).count();
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = answer.gguf_metadata.iter().find(|entry| !seen.insert(&entry.key)) {
+            return Err(self.invalid(format!("the metadata has {:?} twice", shown(&twice.key)), "each key once"));
+        }
+        if count > 1 || (count == 0 && !answer.gguf_metadata.is_empty()) {
+            let what = format!("there are {count} GGUF files and {} entries for one", answer.gguf_metadata.len());
+            return Err(self.invalid(what, "one GGUF file and its metadata, or neither"));
+        }
+        for file in files {
+            if file.is_gguf() && !file.quantized.is_empty() {
+                return Err(self.invalid(format!("{} holds quantised modules", file.name), "them in safetensors files"));
+            }
+            for tensor in &file.tensors {
+                let (stored, width) = self.stored(tensor);
+                let fits = match file.is_gguf() {
+                    true => stored.ggml_id().is_some() && width.is_multiple_of(stored.block_values()),
+                    false => matches!(stored, Stored::Plain(_)),
+                };
+                if !fits {
+                    let what = format!("tensor {} of {} has rows of {width}", tensor.name, file.name);
+                    let expected = "a float, or in a GGUF file a type whose blocks divide a row";
+                    return Err(self.invalid(format!("{what} and is to be stored as {}", stored.name()), expected));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a tensor is stored as, and the values of its rows.
+    fn stored(&self, tensor: &PlannedTensor) -> (Stored, usize) {
+        let (own, width) = match tensor.source {
+            Source::Base(index) | Source::Merged(index, _) => {
+                let base = &self.tuned.base_tensors[index];
+                (dtype(&base.dtype), base.shape.last().map_or(1, |width| *width as usize))
+            }
+            // Of no block type, since the rank divides by nothing in particular.
+            Source::A(_) | Source::B(_) | Source::Constant(_) => (Dtype::F32, 1),
+        };
+        (tensor.stored.unwrap_or(Stored::Plain(own)), width)
     }
 
     fn file_names(&self, answer: &exporting::ExportPlan) -> Result<()> {
@@ -255,9 +156,12 @@ impl Check<'_> {
                 return Err(self.invalid(format!("the file {name:?} is named twice"), "each file once"));
             }
         }
-        match answer.tensor_files.iter().find(|name| !name.ends_with(".safetensors")) {
+        let unknown = |name: &&String| ![".safetensors", GGUF].iter().any(|end| name.ends_with(end));
+        match answer.tensor_files.iter().find(unknown) {
             None => Ok(()),
-            Some(name) => Err(self.invalid(format!("{name:?} is to hold tensors"), "a name that ends in .safetensors")),
+            Some(name) => {
+                Err(self.invalid(format!("{name:?} is to hold tensors"), "a name that ends in .safetensors or .gguf"))
+            }
         }
     }
 
@@ -270,6 +174,7 @@ impl Check<'_> {
         let (of, count) = match source {
             exporting::Source::Base | exporting::Source::Merged => ("base tensor", self.tuned.base_tensors.len()),
             exporting::Source::LoraA | exporting::Source::LoraB => ("module", self.tuned.modules.len()),
+            exporting::Source::Constant => ("constant", answer.constant_ends.len()),
         };
         if index >= count {
             return Err(self.invalid(format!("tensor {name} is made of {of} {index}"), format!("a {of} below {count}")));
@@ -286,14 +191,9 @@ impl Check<'_> {
             exporting::Source::Merged => Source::Merged(index, strength),
             exporting::Source::LoraA => Source::A(index),
             exporting::Source::LoraB => Source::B(index),
+            exporting::Source::Constant => Source::Constant(index),
         };
-        let dtype = match answer.dtypes[at] {
-            exporting::Dtype::Unchanged => None,
-            exporting::Dtype::Float32 => Some(safetensors::Dtype::F32),
-            exporting::Dtype::Bfloat16 => Some(safetensors::Dtype::BF16),
-            exporting::Dtype::Float16 => Some(safetensors::Dtype::F16),
-        };
-        Ok(PlannedTensor { name, source, dtype })
+        Ok(PlannedTensor { name, source, stored: stored(answer.dtypes[at]) })
     }
 
     fn quantized(&self, module: &exporting::QuantizedModule) -> Result<QuantizedModule> {
@@ -358,12 +258,13 @@ impl Check<'_> {
 
     /// A small plan must not make the host fill the disk.
     fn repeats(&self, tensors: &[PlannedTensor]) -> Result<()> {
-        let mut written: BTreeMap<(bool, bool, usize), u32> = BTreeMap::new();
+        let mut written: BTreeMap<(u8, usize), u32> = BTreeMap::new();
         for tensor in tensors {
             let key = match tensor.source {
-                Source::Base(index) | Source::Merged(index, _) => (false, false, index),
-                Source::A(index) => (true, false, index),
-                Source::B(index) => (true, true, index),
+                Source::Base(index) | Source::Merged(index, _) => (0, index),
+                Source::A(index) => (1, index),
+                Source::B(index) => (2, index),
+                Source::Constant(index) => (3, index),
             };
             let times = written.entry(key).or_default();
             *times += 1;
@@ -386,7 +287,7 @@ impl Check<'_> {
                 Source::A(index) => a[index] = true,
                 Source::B(index) => b[index] = true,
                 Source::Merged(index, strength) if strength != 0.0 => drop(merged.insert(index)),
-                Source::Merged(..) | Source::Base(_) => {}
+                Source::Merged(..) | Source::Base(_) | Source::Constant(_) => {}
             }
         }
         let mut rows: BTreeMap<usize, u64> = BTreeMap::new();
@@ -453,10 +354,42 @@ impl Check<'_> {
     }
 }
 
+fn stored(dtype: exporting::Dtype) -> Option<Stored> {
+    Some(match dtype {
+        exporting::Dtype::Unchanged => return None,
+        exporting::Dtype::Float32 => Stored::Plain(Dtype::F32),
+        exporting::Dtype::Bfloat16 => Stored::Plain(Dtype::BF16),
+        exporting::Dtype::Float16 => Stored::Plain(Dtype::F16),
+        exporting::Dtype::Q80 => Stored::Blocks(Block::Q8_0),
+        exporting::Dtype::Q50 => Stored::Blocks(Block::Q5_0),
+        exporting::Dtype::Q51 => Stored::Blocks(Block::Q5_1),
+        exporting::Dtype::Q4K => Stored::Blocks(Block::Q4K),
+        exporting::Dtype::Q5K => Stored::Blocks(Block::Q5K),
+        exporting::Dtype::Q6K => Stored::Blocks(Block::Q6K),
+    })
+}
+
+/// A base's dtype as safetensors spells it. What is no float has no place in a GGUF file, whichever it is.
+fn dtype(name: &str) -> Dtype {
+    [Dtype::F32, Dtype::BF16, Dtype::F16].into_iter().find(|dtype| format!("{dtype:?}") == name).unwrap_or(Dtype::U8)
+}
+
+fn metadata(entry: exporting::GgufEntry) -> (String, gguf::Value) {
+    let value = match entry.value {
+        exporting::GgufValue::Text(text) => gguf::Value::Text(text),
+        exporting::GgufValue::Count(n) => gguf::Value::U32(n),
+        exporting::GgufValue::Real(x) => gguf::Value::F32(x),
+        exporting::GgufValue::Truth(flag) => gguf::Value::Flag(flag),
+        exporting::GgufValue::Counts(all) => gguf::Value::U32s(all),
+        exporting::GgufValue::Truths(all) => gguf::Value::Flags(all),
+    };
+    (entry.key, value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugins::Kind;
+    use crate::plugins::{Kind, PluginRef};
 
     #[test]
     fn a_tensor_is_written_twice_at_most() {
@@ -464,9 +397,9 @@ mod tests {
         let tuned = Tuned::default();
         let check = Check { tuned: &tuned, identity: plugin.identity() };
         let tensors = |times: usize, source: Source| -> Vec<PlannedTensor> {
-            (0..times).map(|at| PlannedTensor { name: format!("t{at}"), source, dtype: None }).collect()
+            (0..times).map(|at| PlannedTensor { name: format!("t{at}"), source, stored: None }).collect()
         };
-        for source in [Source::Base(3), Source::Merged(3, 1.0), Source::A(0), Source::B(7)] {
+        for source in [Source::Base(3), Source::Merged(3, 1.0), Source::A(0), Source::B(7), Source::Constant(1)] {
             assert!(check.repeats(&tensors(2, source)).is_ok());
             let error = check.repeats(&tensors(3, source)).unwrap_err();
             assert_eq!(error.code(), "plugin::invalid_export");
@@ -474,5 +407,53 @@ mod tests {
         }
         let both = [tensors(2, Source::A(0)), tensors(2, Source::B(0)), tensors(2, Source::A(1))].concat();
         assert!(check.repeats(&both).is_ok());
+    }
+
+    #[test]
+    fn what_a_gguf_file_and_notes_may_hold() {
+        let plugin = PluginRef::resolve(Kind::Exporter, "peft-adapter", &[]).unwrap();
+        let tuned = crate::plugins::check::inputs::tuned(1, 1);
+        let plan = |spoil: &dyn Fn(&mut exporting::ExportPlan)| {
+            let entry = |key: &str| exporting::GgufEntry { key: key.into(), value: exporting::GgufValue::Truth(true) };
+            // Rows of 32 values, and a constant of two.
+            let mut answer = exporting::ExportPlan {
+                names: vec!["w".into(), "c".into()],
+                sources: vec![exporting::Source::Merged, exporting::Source::Constant],
+                indices: vec![0, 0],
+                dtypes: vec![exporting::Dtype::Q80, exporting::Dtype::Unchanged],
+                strengths: vec![1.0; 2],
+                constants: vec![1.0, 2.0],
+                constant_ends: vec![2],
+                tensor_files: vec!["model.gguf".into()],
+                tensor_file_ends: vec![2],
+                gguf_metadata: vec![entry("a"), entry("b")],
+                quantized: vec![],
+                text_files: vec![],
+                texts: vec![],
+                copied_files: vec![],
+                notes: vec!["said".into()],
+            };
+            spoil(&mut answer);
+            Check { tuned: &tuned, identity: plugin.identity() }.plan(answer)
+        };
+        let whole = plan(&|_| {}).unwrap();
+        assert_eq!((&whole.constants, whole.gguf_metadata.len()), (&vec![vec![1.0, 2.0]], 2));
+        let refused = |part: &str, spoil: &dyn Fn(&mut exporting::ExportPlan)| {
+            let error = plan(spoil).expect_err(part);
+            assert_eq!(error.code(), "plugin::invalid_export");
+            assert!(error.message().contains(part), "{error}");
+        };
+        refused("is to be stored as Q4_K", &|plan| plan.dtypes[0] = exporting::Dtype::Q4K);
+        refused("is to be stored as Q8_0", &|plan| {
+            plan.tensor_files[0] = "model.safetensors".into();
+            plan.gguf_metadata.clear();
+        });
+        refused("0 GGUF files and 2 entries", &|plan| plan.tensor_files[0] = "model.safetensors".into());
+        refused("the metadata has \"a\" twice", &|plan| plan.gguf_metadata[1].key = "a".into());
+        refused("constant 0 ends at 3", &|plan| plan.constant_ends[0] = 3);
+        refused("values that no constant ends after", &|plan| plan.constant_ends[0] = 1);
+        refused("made of constant 1", &|plan| plan.indices[1] = 1);
+        refused("there are 101 notes", &|plan| plan.notes = vec![String::new(); 101]);
+        refused("is too long", &|plan| plan.notes[0] = "x".repeat(1001));
     }
 }
