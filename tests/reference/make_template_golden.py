@@ -110,6 +110,12 @@ METHODS = [f"{{{{ {text!r}.{call} }}}}" for text in ["a,b,,c", " one  two\tthree
                         "removeprefix('a,')", "removesuffix('c')", "zfill(8)", "swapcase()", "nosuch()"]]
 
 
+METHODS += [f"{{{{ {value} | {filter} }}}}" for value in ["['a', none, 1.5, 'it']", "true", "\"it's o'neil (ÉTÉ) a-b\"", "17"]
+            for filter in ["upper", "lower", "title", "capitalize", "replace('a', 'b')", "replace('t', 'T', 1)"]]
+METHODS += ["{{ true is number }}", "{{ 'a' is number }}"]
+REASONING = ["reasoning_content", "thinking", "reasoning"]
+
+
 def answer(env, source):
     try:
         return env.from_string(source).render()
@@ -120,6 +126,11 @@ def answer(env, source):
 def decoded(messages):
     messages = copy.deepcopy(messages)
     for message in messages:
+        # as transformers' apply_chat_template
+        thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
+        if thought is not None:
+            message.setdefault("thinking", thought)
+            message["reasoning_content"] = thought
         for one in message.get("tool_calls") or []:
             if isinstance(one["function"]["arguments"], str):
                 one["function"]["arguments"] = json.loads(one["function"]["arguments"])

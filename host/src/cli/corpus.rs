@@ -7,6 +7,7 @@ use crate::corpus::{self, Corpus, EncodeOptions, Encoder};
 use crate::error::{Error, Result};
 use crate::model::config::TextConfig;
 use crate::plugins::{CorpusFilter, Kind, PlanRequest, PluginRef, Sampler, chart, mixture};
+use crate::report;
 use crate::run::atomic::{self, Existing};
 use std::io::IsTerminal;
 
@@ -52,7 +53,12 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     };
     let mut records = Vec::new();
     for source in &sources {
-        records.extend(corpus::first_records(&encoder, source, args.n)?);
+        for record in corpus::first_records(&encoder, source, args.n)? {
+            match record {
+                Ok(record) => records.push(record),
+                Err(refused) => warn(&format!("refused, and not trained: {}", refused.message())),
+            }
+        }
     }
     print("records as their files have them: no filter, cap, weight or length limit is applied")?;
     let tokenizer = encoder.tokenizer().ok();
@@ -89,11 +95,18 @@ pub fn stats(args: &StatsArgs) -> Result<()> {
     }
 }
 
+fn warn(text: &str) {
+    report::note(format_args!("warning: {text}"));
+}
+
 fn load(config: &Config) -> Result<Corpus> {
     let filter = PluginRef::configured(Kind::CorpusFilter, &config.plugins)?;
     let mut filter = CorpusFilter::load(&filter, settings(config, Kind::CorpusFilter))?;
     let text = TextConfig::read(&config.model.base)?;
-    corpus::load(&config.data, &config.template, &config.model.base, text.vocab_size, &mut filter, &mut |_, _| {})
+    let corpus =
+        corpus::load(&config.data, &config.template, &config.model.base, text.vocab_size, &mut filter, &mut |_, _| {})?;
+    corpus.warnings.iter().for_each(|warning| warn(warning));
+    Ok(corpus)
 }
 
 fn settings(config: &Config, kind: Kind) -> Option<&serde_json::Value> {

@@ -1,7 +1,8 @@
 //! `{% generation %}` blocks of a template: what it says itself that the assistant says.
 
+use super::end_of_turn::EndOfTurn;
 use super::reader;
-use super::spans::{self, EndOfTurn, Span};
+use super::spans::{self, Span};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};

@@ -2,9 +2,10 @@
 
 use super::blocks;
 use super::choice;
+use super::end_of_turn::EndOfTurn;
 use super::options::EncodeOptions;
 use super::reader::Chat;
-use super::spans::{self, EndOfTurn, Renderer, Span};
+use super::spans::{self, Renderer, Span};
 use super::template::ChatTemplate;
 use super::thoughts::{Delimiters, EmptyThought};
 use super::tokenizer::Tokenizer;

@@ -3,9 +3,10 @@
 use super::cache::{ENCODE_VERSION, Identity};
 use super::chat::{ChatRenderer, PromptForm, Rendered};
 use super::checks;
+use super::end_of_turn::EndOfTurn;
 use super::options::EncodeOptions;
 use super::reader::{self, Chat, Content, RawRecord};
-use super::spans::{self, EndOfTurn};
+use super::spans;
 use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer};
 use super::tokens::Tokens;
@@ -250,6 +251,12 @@ impl Encoder {
             let tokens = tokens_within(&offsets, &bytes);
             if !covers(&offsets[tokens.clone()], &bytes, &text) {
                 return Err(spans::undecidable(&format!("tokens reach across an end of {:?}", &text[bytes])));
+            }
+            let said = &text[offsets[tokens.start].start..offsets[tokens.end - 1].end];
+            let decoded = self.tokenizer()?.decode(&ids[tokens.clone()], false)?;
+            // a decoder may leave out a space in front
+            if decoded.trim_start() != said.trim_start() {
+                return Err(spans::undecidable(&format!("the tokens of {said:?} decode to {decoded:?}")));
             }
             for t in tokens {
                 labels[t] = ids[t] as i32;

@@ -3,11 +3,12 @@
 use super::cache::CachedEncoder;
 use super::duplicates::Sketch;
 use super::encode::Record;
-use super::reader::{self, Columns, RawRecord};
+use super::reader::{self, Columns, RawRecord, Shape};
 use super::{FileInfo, split};
 use crate::config::SplitBy;
 use crate::error::{Error, Result};
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// A line that is a record, and the record at full length or why there is none.
@@ -27,6 +28,8 @@ pub struct Line {
     pub key: u64,
     /// What it is compared with other records by.
     pub sketch: Sketch,
+    /// What it was taken for.
+    pub shape: Shape,
     /// Whether it has a thought that the template does not print.
     pub unshown_thought: bool,
 }
@@ -57,6 +60,7 @@ pub fn encode_file(
     let mut rows = reader::Rows::open(path, file.columns)?;
     let (format, compression) = (rows.format(), rows.compression());
     let mut records = 0;
+    let mut shapes = BTreeSet::new();
     loop {
         let chunk = rows.next_chunk()?;
         if chunk.is_empty() {
@@ -64,15 +68,21 @@ pub fn encode_file(
         }
         let encoded: Vec<Encoded> = encode_lines(encoder, file, chunk).into_iter().collect::<Result<_>>()?;
         records += encoded.len() as u64;
+        shapes.extend(encoded.iter().map(|(line, _)| line.shape));
         each(encoder, encoded, rows.bytes_read())?;
         encoder.release();
     }
     if records == 0 {
-        return Err(Error::new("corpus::empty_file", format!("{} has no records", path.display()))
-            .expected("JSON objects, one a line or in an array, or the rows of a Parquet file"));
+        return Err(empty(path));
     }
     let (bytes, sha256) = rows.finish()?;
-    Ok(FileInfo { path: path.into(), root: String::new(), format, compression, bytes, sha256, records })
+    Ok(FileInfo { path: path.into(), root: String::new(), format, compression, shapes, bytes, sha256, records })
+}
+
+/// A file without records.
+pub fn empty(path: &Path) -> Error {
+    Error::new("corpus::empty_file", format!("{} has no records", path.display()))
+        .expected("JSON objects, one a line or in an array, or the rows of a Parquet file")
 }
 
 /// The outcome of each line that is not blank; lines come with their numbers.
@@ -85,7 +95,19 @@ pub fn encode_lines(encoder: &mut CachedEncoder, file: Place, lines: Vec<(u64, V
             let key = split::key(file.by, &raw.id, &raw.content);
             let sketch = Sketch::of(&raw.content);
             let unshown_thought = rules.leaves_out_thoughts(&raw.content);
-            (Line { id: raw.id.clone(), named: raw.named, line, json, key, sketch, unshown_thought }, raw)
+            (
+                Line {
+                    id: raw.id.clone(),
+                    named: raw.named,
+                    line,
+                    json,
+                    key,
+                    sketch,
+                    shape: raw.shape,
+                    unshown_thought,
+                },
+                raw,
+            )
         }))
     };
     let parsed: Vec<Result<(Line, RawRecord)>> = lines.into_par_iter().filter_map(parse).collect();

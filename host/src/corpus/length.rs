@@ -266,6 +266,13 @@ pub fn table_of_limits(reports: &[TruncationReport]) -> String {
                 root.records_untrained,
             );
         }
+        for root in report.roots.iter().filter(|root| root.conversations_split > 0) {
+            let RootReport { root, records, conversations_split, .. } = root;
+            let limit = report.max_seq_len;
+            table += &format!(
+                "{limit:>9}  {root}: of {records} records, {conversations_split} conversations split at their turns among them\n"
+            );
+        }
     }
     table
 }

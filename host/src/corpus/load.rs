@@ -130,10 +130,12 @@ pub fn load(
     warnings.extend(of_cache);
     for (index, root) in roots.iter().enumerate() {
         let none = |records: &[Record]| !records.iter().any(|record| record.root as usize == index);
-        if none(&train) {
-            warnings.push(format!("root {root}: every record is held out, none is trained"));
+        match (none(&train), none(&held_out)) {
+            (true, true) => warnings.push(format!("root {root}: every record is left out, none is trained")),
+            (true, false) => warnings.push(format!("root {root}: every record is held out, none is trained")),
+            _ => {}
         }
-        if config.held_out > 0.0 && none(&held_out) {
+        if config.held_out > 0.0 && none(&held_out) && !none(&train) {
             warnings.push(format!("root {root}: no record is held out, it cannot be evaluated"));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::python;
 use minijinja::value::{Kwargs, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 /// Calls `method` of `value`.
 pub fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
@@ -13,6 +13,30 @@ pub fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Resul
         }
         (known, _) => known,
     }
+}
+
+/// Filters that take any value for text, as Python's Jinja does.
+pub fn add_filters(env: &mut Environment) {
+    env.add_filter("upper", |value: &Value| python::str(value).to_uppercase());
+    env.add_filter("lower", |value: &Value| python::str(value).to_lowercase());
+    env.add_filter("title", |value: &Value| title(&python::str(value)));
+    env.add_filter("capitalize", |value: &Value| capitalize(&python::str(value)));
+    env.add_filter("replace", |value: &Value, from: &Value, to: &Value, count: Option<usize>| {
+        let (text, from, to) = (python::str(value), python::str(from), python::str(to));
+        count.map_or_else(|| text.replace(&from, &to), |count| text.replacen(&from, &to, count))
+    });
+}
+
+/// Jinja's own: a word begins behind white space, a hyphen or an opening bracket.
+fn title(text: &str) -> String {
+    let begins = |c: char| c.is_whitespace() || "-({[<".contains(c);
+    text.split_inclusive(begins).map(capitalize).collect()
+}
+
+fn capitalize(text: &str) -> String {
+    let mut rest = text.chars();
+    rest.next()
+        .map_or(String::new(), |first| first.to_uppercase().chain(rest.as_str().to_lowercase().chars()).collect())
 }
 
 /// `None` where there is no such method here.

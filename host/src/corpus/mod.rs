@@ -10,6 +10,7 @@ mod choice;
 mod copies;
 mod duplicates;
 mod encode;
+mod end_of_turn;
 mod file;
 mod filter;
 pub mod inspect;
@@ -33,13 +34,13 @@ mod weigh;
 pub use chat::PromptForm;
 pub use duplicates::{DuplicateReport, Likeness, RootDuplicates};
 pub use encode::{Encoder, NOT_TRAINED, Record};
+pub use end_of_turn::EndOfTurn;
 pub use filter::{FilterReport, Filtered, RootFiltered};
 pub use length::{Refusal, RootReport, TruncationReport, table_of_limits};
 pub use load::{Filled, cache_folder, fill_cache, load};
 pub use moment::Moment;
 pub use options::EncodeOptions;
-pub use reader::{COLUMNS, Compression, Format};
-pub use spans::EndOfTurn;
+pub use reader::{COLUMNS, Compression, Format, Shape};
 pub(crate) use template::shipped_template;
 pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
@@ -52,7 +53,7 @@ use cache::{CacheUse, CachedEncoder};
 use length::LengthLimit;
 use reader::Columns;
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,6 +99,8 @@ pub struct FileInfo {
     pub format: Format,
     /// How it is compressed.
     pub compression: Compression,
+    /// What its records were taken for.
+    pub shapes: BTreeSet<Shape>,
     /// Size in bytes.
     pub bytes: u64,
     /// sha256 of its bytes as they lie on disk.
@@ -162,11 +165,11 @@ fn encode_all(encoder: &mut CachedEncoder, path: &Path) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// The first `count` records of each file of `source`, at full length.
+/// The first `count` records of each file of `source`, at full length, or why one is refused.
 ///
 /// # Errors
-/// As [`encode_for_scoring`], for those records, and `corpus::no_files`.
-pub fn first_records(encoder: &Encoder, source: &SourceConfig, count: usize) -> Result<Vec<Record>> {
+/// As [`encode_for_scoring`], for those records; `corpus::no_files`, `corpus::empty_file`.
+pub fn first_records(encoder: &Encoder, source: &SourceConfig, count: usize) -> Result<Vec<Result<Record>>> {
     let mut records = Vec::new();
     for path in reader::expand(&source.path)? {
         records.extend(first_of_file(encoder, &path, &source.columns, count)?);
@@ -174,20 +177,23 @@ pub fn first_records(encoder: &Encoder, source: &SourceConfig, count: usize) -> 
     Ok(records)
 }
 
-fn first_of_file(encoder: &Encoder, path: &Path, columns: &Columns, count: usize) -> Result<Vec<Record>> {
+fn first_of_file(encoder: &Encoder, path: &Path, columns: &Columns, count: usize) -> Result<Vec<Result<Record>>> {
     let mut rows = reader::Rows::open(path, columns)?;
     let mut records = Vec::new();
     loop {
         let chunk = rows.next_chunk()?;
         if chunk.is_empty() {
-            return Ok(records);
+            return if records.is_empty() { Err(file::empty(path)) } else { Ok(records) };
         }
         for (line, bytes) in chunk {
             if records.len() == count {
                 return Ok(records);
             }
             if let Some(raw) = reader::parse_row(path, line, &bytes, columns)? {
-                records.push(encoder.encode(path, 0, &raw)?);
+                records.push(match encoder.encode(path, 0, &raw) {
+                    Err(error) if error.code() != "corpus::undecidable_spans" => return Err(error),
+                    record => record,
+                });
             }
         }
     }

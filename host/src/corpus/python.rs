@@ -31,6 +31,19 @@ pub fn strip(value: &Value, chars: Option<String>) -> String {
 
 /// Python's `repr(value)`.
 pub fn repr(value: &Value) -> String {
+    repr_at(value, 0)
+}
+
+/// Columns that `tojson` indents by at most.
+const INDENT_MAX: usize = 100;
+/// No record has values in values so deep; a template can make them.
+const DEPTH_MAX: usize = 200;
+
+fn repr_at(value: &Value, depth: usize) -> String {
+    let repr = |value: &Value| repr_at(value, depth + 1);
+    if depth > DEPTH_MAX {
+        return "...".into();
+    }
     match value.kind() {
         ValueKind::Undefined => "Undefined".into(),
         ValueKind::None => "None".into(),
@@ -116,6 +129,9 @@ fn is_printable(c: char) -> bool {
 /// The `tojson` of Hugging Face's chat templates: `json.dumps` without HTML escapes, non-ASCII kept by default.
 pub fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
+    if indent.is_some_and(|indent| indent > INDENT_MAX) {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: an indent of more than {INDENT_MAX}")));
+    }
     let separators: Option<Vec<String>> = kwargs.get("separators")?;
     let (item, key) = match separators.as_deref() {
         None => (if indent.is_some() { "," } else { ", " }.into(), ": ".into()),
@@ -146,6 +162,9 @@ struct JsonStyle {
 
 impl JsonStyle {
     fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > DEPTH_MAX {
+            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: values within values too deep"));
+        }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

@@ -3,9 +3,9 @@
 //! They are found by rendering the conversation again with something changed and comparing, never by markers in the
 //! template. Where two renderings cannot be brought together the answer is an error, never a guess.
 
+use super::end_of_turn::EndOfTurn;
 use super::reader::Chat;
 use super::template::ChatTemplate;
-use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use minijinja::Value;
 use serde_json::json;
@@ -16,46 +16,9 @@ const OPEN: char = '\u{E000}';
 const CLOSE: char = '\u{E001}';
 
 /// Keys under which a message carries what the model thought; templates leave it out of earlier turns.
-pub const REASONING: [&str; 3] = ["reasoning", "reasoning_content", "thinking"];
-
-/// The token with which a template ends an assistant's turn.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndOfTurn {
-    /// Its text in the rendering.
-    pub text: String,
-    /// Its id.
-    pub id: u32,
-}
-
-impl EndOfTurn {
-    /// What `template` puts behind an assistant's words; `None` where it puts nothing but white space.
-    ///
-    /// # Errors
-    /// `corpus::split_end_of_turn` where the tokenizer cuts it into pieces.
-    pub fn find(template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<Option<Self>> {
-        let messages = [message("user", "Hello."), message("assistant", &mark(0))];
-        let text = template.render(&messages, &Value::from(()), false)?;
-        let Some((_, after)) = text.split_once(&mark(0)) else {
-            let message = format!("{}: what the assistant says is not in the rendering", template.info().origin);
-            return Err(Error::new("corpus::bad_template", message));
-        };
-        let Some(word) = after.split_whitespace().next() else { return Ok(None) };
-        let tokens = tokenizer.encode(word)?;
-        let first = tokens.ids[0];
-        if tokens.ids.len() == 1 || tokenizer.is_added(first) {
-            return Ok(Some(Self { text: word[tokens.offsets[0].clone()].to_string(), id: first }));
-        }
-        let pieces: Vec<_> = tokens.ids.iter().filter_map(|&id| tokenizer.token(id)).collect();
-        let message = format!(
-            "{} ends an assistant's turn with {word:?}, which the tokenizer cuts into {}: {pieces:?}",
-            template.info().origin,
-            pieces.len()
-        );
-        Err(Error::new("corpus::split_end_of_turn", message)
-            .expected("one token")
-            .help("the template and the tokenizer are of different models"))
-    }
-}
+///
+/// The first that is there counts.
+pub const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A piece of what the assistant says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -180,7 +143,17 @@ impl<'a> Renderer<'a> {
             let with_turn = self.render(&all[..=i])?;
             let mut found = Vec::new();
             if with_turn.len() >= start && whole.starts_with(&with_turn) {
-                found.push(start..with_turn.trim_end().len().max(start));
+                let behind = self.behind_turn(&all[..i], end)?.filter(|behind| with_turn.trim_end().ends_with(behind));
+                let behind = behind.ok_or_else(|| {
+                    undecidable(&format!("{turn}: its end cannot be told from what the template adds behind it"))
+                })?;
+                let stop = with_turn.trim_end().len() - behind.len();
+                let said = start..with_turn[..stop].trim_end().len().max(start);
+                let inner = with_turn[said.clone()].strip_suffix(end).unwrap_or(&with_turn[said.clone()]);
+                if !end.is_empty() && inner.contains(end) && !words(&chat.messages[i]).contains(end) {
+                    return Err(undecidable(&format!("{turn}: the template ends more than one turn with it")));
+                }
+                found.push(said);
             } else {
                 if calls_tools(&chat.messages[i]) {
                     let mut calls = chat.messages[i].clone();
@@ -218,6 +191,17 @@ impl<'a> Renderer<'a> {
             _ => Some(self.prompt(before)?),
         };
         Ok(header.into_iter().chain(prompt).filter(|text| whole.starts_with(text)).map(|text| text.len()).max())
+    }
+
+    /// What the template adds behind the last turn of a conversation, without the token that ends the turn and white space
+    /// around; `None` where that cannot be told, since the words are printed more than once.
+    fn behind_turn(&self, before: &[Value], end: &str) -> Result<Option<String>> {
+        let text = self.render(&[before, &[message("assistant", &mark(0))]].concat())?;
+        let once = text.split_once(&mark(0)).filter(|(_, after)| !after.contains(OPEN));
+        Ok(once.map(|(_, after)| {
+            let after = after.trim_start();
+            after.strip_prefix(end).unwrap_or(after).trim().to_string()
+        }))
     }
 
     /// What is rendered in front of an assistant's words after `before`.
@@ -308,13 +292,26 @@ pub fn mark(turn: usize) -> String {
     format!("{OPEN}{turn}{CLOSE}")
 }
 
-fn message(role: &str, content: &str) -> Value {
+/// A message as a template takes it.
+pub fn message(role: &str, content: &str) -> Value {
     Value::from_serialize(json!({"role": role, "content": content}))
 }
 
 /// The messages as a template takes them.
+///
+/// A thought under any of its names is there under those that templates read, as transformers has it.
 pub fn values(messages: &[serde_json::Value]) -> Vec<Value> {
-    messages.iter().map(Value::from_serialize).collect()
+    let value = |message: &serde_json::Value| {
+        let thought = REASONING.iter().map(|key| &message[*key]).find(|thought| !thought.is_null()).cloned();
+        let Some(thought) = thought else { return Value::from_serialize(message) };
+        let mut message = message.clone();
+        if message["thinking"].is_null() {
+            message["thinking"] = thought.clone();
+        }
+        message["reasoning_content"] = thought;
+        Value::from_serialize(message)
+    };
+    messages.iter().map(value).collect()
 }
 
 /// The error of a record whose trained part cannot be told.
@@ -324,6 +321,7 @@ pub fn undecidable(reason: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tokenizer::Tokenizer;
     use super::super::{fixtures, reader};
     use super::*;
 
@@ -379,6 +377,30 @@ mod tests {
     }
 
     #[test]
+    fn what_a_template_adds_behind_the_last_turn_is_not_trained() {
+        let turns = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}";
+        let messages = [user("Hi you"), json!({"role": "assistant", "content": "Yo.", "name": "bob"})];
+        let spans = |source: &str| spans_of(&fixtures::inline_template(source), "<turn|>", &chat(&messages));
+        for behind in ["", "<|turn>system\nBe kind.<turn|>\n", "<|turn>user\n{{ messages[0].content }}<turn|>"] {
+            assert_eq!(spans(&format!("{turns}{behind}")).unwrap(), ["Yo.<turn|>"], "{behind}");
+        }
+        let named = "{% if messages[-1].name %}<|turn>system\n{{ messages[-1].name }}<turn|>{% endif %}";
+        for source in [format!("{turns}{named}"), format!("{{{{ messages|tojson }}}}{turns}")] {
+            assert_eq!(spans(&source).unwrap_err().code(), "corpus::undecidable_spans", "{source}");
+        }
+    }
+
+    #[test]
+    fn a_thought_has_the_names_that_templates_read() {
+        let template =
+            fixtures::inline_template("{% for m in messages %}{{ m.reasoning_content }} {{ m.thinking }}.{% endfor %}");
+        for key in REASONING {
+            let message = json!({"role": "assistant", "content": "Yo.", key: "Hm"});
+            assert_eq!(template.render(&values(&[message]), &Value::from(()), false).unwrap(), "Hm Hm.", "{key}");
+        }
+    }
+
+    #[test]
     fn row_3_any_turn_tokens_will_do_and_what_cannot_be_decided_is_refused() {
         let plain = fixtures::inline_template("{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}");
         assert_eq!(spans_of(&plain, "", &chat(&[user("a"), assistant("b"), user("c")])).unwrap(), ["b"]);
@@ -390,7 +412,7 @@ mod tests {
         assert!(error.message().starts_with("message 2: "), "{error}");
         let changed = fixtures::inline_template("{% for m in messages %}<{{ m.content | upper }}>{% endfor %}");
         let found = spans_of(&changed, "", &chat(&[user("a"), assistant("bcd"), user("e")])).unwrap();
-        assert_eq!(found, ["BCD>"], "the prefix with the turn ends behind it");
+        assert_eq!(found, ["BCD"], "what the template adds is no token that ends the turn");
     }
 
     #[test]

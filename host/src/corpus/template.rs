@@ -1,6 +1,8 @@
 //! Chat templates: Jinja as Hugging Face's transformers runs it, in minijinja.
 //!
-//! One difference is known: `~` joins `none`, `true` and floats as minijinja prints them, not as Python does.
+//! Known differences: `~` joins `none`, `true` and floats as minijinja prints them, not as Python does; tuples print as lists;
+//! `and` and `or` give a truth value; integers beyond 64 bits are floats; `%` does not format text. Fuel and the length of what is
+//! printed are limited, the memory of a text that a template doubles over and over is not.
 
 use super::moment::Moment;
 use super::tokenizer::Tokenizer;
@@ -170,6 +172,8 @@ impl ChatTemplate {
                 _ => e.detail().map_or_else(|| e.to_string(), str::to_string),
             };
             Error::new("corpus::template_failed", format!("the chat template {}{at}: {cause}", self.info.origin))
+                .expected("a conversation that the template renders")
+                .help("look at the roles, their order and the tools of the record; `tunehost corpus inspect` renders it alone")
                 .source(e)
         })
     }
@@ -253,12 +257,14 @@ fn environment(now: Moment) -> Environment<'static> {
     env.add_filter("string", python::str);
     env.add_filter("trim", python::strip);
     env.add_filter("generation_block", generation_block);
+    methods::add_filters(&mut env);
     // in Python text, mappings and even undefined values are sequences and can be iterated over
     let sequence = |value: &Value| {
         use ValueKind::{Map, Seq, String, Undefined};
         matches!(value.kind(), Seq | String | Map | Undefined)
     };
     env.add_test("sequence", sequence);
+    env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_test("iterable", move |value: &Value| sequence(value) || value.kind() == ValueKind::Iterable);
     env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))

@@ -91,8 +91,16 @@ mod tests {
         let json = record.to_string();
         let raw = reader::parse_row(Path::new("talk.jsonl"), 1, json.as_bytes(), &Default::default()).unwrap().unwrap();
         let sketch = Sketch::of(&raw.content);
-        let line =
-            Line { id: whole.id.to_string(), named: true, line: 1, json, key: 0, sketch, unshown_thought: false };
+        let line = Line {
+            id: whole.id.to_string(),
+            named: true,
+            line: 1,
+            json,
+            key: 0,
+            sketch,
+            shape: raw.shape,
+            unshown_thought: false,
+        };
         let parts = split(&encoder, &line, &SourceConfig::new("talk.jsonl", "talk"), whole.clone(), limit).unwrap();
         (encoder, whole, parts)
     }

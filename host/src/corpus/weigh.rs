@@ -2,7 +2,7 @@
 
 use super::FileInfo;
 use super::encode::Record;
-use super::reader::Compression;
+use super::reader::{Compression, Shape};
 use crate::config::SourceConfig;
 use crate::error::{Error, Result};
 use serde::Serialize;
@@ -31,7 +31,7 @@ pub struct SourceReport {
     pub root: String,
     /// Its files.
     pub files: usize,
-    /// How they hold their records, such as `jsonl` or `json (gzip)`.
+    /// How they hold their records, such as `jsonl of messages` or `json (gzip) of text`.
     pub formats: Vec<String>,
     /// Records in them.
     pub records_read: u64,
@@ -64,9 +64,10 @@ impl fmt::Display for SourceReport {
 fn formats(files: &[FileInfo]) -> Vec<String> {
     let mut formats = Vec::new();
     for file in files {
+        let shapes = file.shapes.iter().map(Shape::to_string).collect::<Vec<_>>().join(", ");
         let format = match file.compression {
-            Compression::None => file.format.to_string(),
-            compression => format!("{} ({compression})", file.format),
+            Compression::None => format!("{} of {shapes}", file.format),
+            compression => format!("{} ({compression}) of {shapes}", file.format),
         };
         if !formats.contains(&format) {
             formats.push(format);

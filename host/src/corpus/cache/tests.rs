@@ -200,7 +200,7 @@ fn the_encode_version_stands_for_these_encodings() {
     let digest = crate::hash::hex(&hasher.finalize());
     assert_eq!(
         (ENCODE_VERSION, &digest[..16]),
-        (1, "2919b112159b1151"),
+        (2, "2919b112159b1151"),
         "raise ENCODE_VERSION, then put the new digest here"
     );
 }

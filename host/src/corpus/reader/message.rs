@@ -64,13 +64,21 @@ pub fn chat(at: &str, messages: Value, tools: Value) -> Result<Chat> {
         return Err(Error::new("corpus::unknown_shape", message).expected("a list of messages"));
     };
     if messages.is_empty() {
-        return Err(Error::new("corpus::unknown_shape", format!("{at}: `messages` is empty")));
+        return Err(
+            Error::new("corpus::unknown_shape", format!("{at}: `messages` is empty")).expected("a message or more")
+        );
     }
     for (index, message) in messages.iter_mut().enumerate() {
-        check_message(message)
-            .map_err(|what| Error::new("corpus::bad_message", format!("{at}: message {}: {what}", index + 1)))?;
+        check_message(message).map_err(|what| bad_message(at, index, &what))?;
     }
     Ok(Chat { messages, tools, trained_from: 0 })
+}
+
+/// What is wrong with the message at `index`, from 0.
+pub fn bad_message(at: &str, index: usize, what: &str) -> Error {
+    Error::new("corpus::bad_message", format!("{at}: message {}: {what}", index + 1))
+        .expected("an object with a `role`, and text in `content` or a list of `tool_calls`")
+        .help("correct the row, or leave it out with a corpus filter or by hand")
 }
 
 fn check_message(message: &mut Value) -> Result<(), String> {
@@ -112,7 +120,11 @@ fn decode_arguments(call: &mut Value) -> Result<(), String> {
     let function = if call.get("function").is_some() { &mut call["function"] } else { call };
     let name = function.get("name").and_then(Value::as_str).unwrap_or("without a name").to_string();
     let Some(arguments) = function.get_mut("arguments") else { return Ok(()) };
-    let Value::String(text) = &*arguments else { return Ok(()) };
+    let text = match &*arguments {
+        Value::String(text) => text,
+        Value::Object(_) | Value::Null => return Ok(()),
+        other => return Err(format!("the arguments of tool call {name:?} are {}, not an object", kind(other))),
+    };
     if text.trim().is_empty() {
         *arguments = Value::Object(Map::new());
         return Ok(());

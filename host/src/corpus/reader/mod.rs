@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 /// Keys of a record and the names that a file's columns have instead.
@@ -35,6 +36,8 @@ pub struct RawRecord {
     pub named: bool,
     /// Number of the row in its file, from 1.
     pub line: u64,
+    /// What it was taken for.
+    pub shape: Shape,
     /// What is to be trained on.
     pub content: Content,
 }
@@ -62,6 +65,37 @@ pub enum Content {
     },
 }
 
+/// What a record was taken for, by its keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shape {
+    /// `messages`.
+    Messages,
+    /// `conversations`.
+    Sharegpt,
+    /// `instruction` and `output`.
+    Alpaca,
+    /// `prompt` and `completion`.
+    PromptCompletion,
+    /// `text`.
+    Text,
+    /// `input_ids`.
+    InputIds,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Shape::Messages => "messages",
+            Shape::Sharegpt => "ShareGPT",
+            Shape::Alpaca => "Alpaca",
+            Shape::PromptCompletion => "prompt and completion",
+            Shape::Text => "text",
+            Shape::InputIds => "input_ids",
+        })
+    }
+}
+
 /// A conversation as the chat template gets it: keys and values stay as the file has them, except that the arguments of
 /// a tool call given as JSON text have become the object they spell.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
@@ -87,13 +121,15 @@ pub fn parse_row(path: &Path, line: u64, bytes: &[u8], columns: &Columns) -> Res
             .help("the file may be UTF-16 or cut short"));
     }
     let text = std::str::from_utf8(bytes).map_err(|e| {
-        Error::new("corpus::invalid_utf8", format!("{at}: byte {} is not UTF-8", e.valid_up_to() + 1)).source(e)
+        Error::new("corpus::invalid_utf8", format!("{at}: byte {} is not UTF-8", e.valid_up_to() + 1))
+            .expected("UTF-8 text")
+            .help("save the file as UTF-8, or correct the row")
+            .source(e)
     })?;
     if text.trim().is_empty() {
         return Ok(None);
     }
-    let value: Value = serde_json::from_str(text)
-        .map_err(|e| Error::new("corpus::bad_json", format!("{at}: column {}: {e}", e.column())).source(e))?;
+    let value: Value = serde_json::from_str(text).map_err(|e| bad_json(&at, e))?;
     let Value::Object(mut object) = value else {
         return Err(
             Error::new("corpus::unknown_shape", format!("{at}: the row is {}", kind(&value))).expected("a JSON object")
@@ -112,8 +148,24 @@ pub fn parse_row(path: &Path, line: u64, bytes: &[u8], columns: &Columns) -> Res
         }
     };
     let named = !object.get("id").is_none_or(Value::is_null);
-    let content = shape::content(&at, &mut object, columns)?;
-    Ok(Some(RawRecord { id, named, line, content }))
+    let (shape, content) = shape::content(&at, &mut object, columns)?;
+    Ok(Some(RawRecord { id, named, line, shape, content }))
+}
+
+/// A row is parsed by itself: the line that the parser counts is always its first.
+fn bad_json(at: &str, e: serde_json::Error) -> Error {
+    let said = e.to_string();
+    let what = said.split(" at line ").next().unwrap_or_default();
+    let what = match what {
+        "unexpected end of hex escape" | "lone leading surrogate in hex escape" => {
+            "a surrogate without the other half of its pair"
+        }
+        other => other,
+    };
+    Error::new("corpus::bad_json", format!("{at}: column {}: {what}", e.column()))
+        .expected("one whole JSON object a row")
+        .help("correct the row; a file that ends in the middle of one was cut short")
+        .source(e)
 }
 
 fn kind(value: &Value) -> &'static str {

@@ -10,8 +10,8 @@ use serde_json::Value;
 use std::fmt;
 use std::path::Path;
 
-/// The longest row that is read, in bytes.
-pub const ROW_BYTES_MAX: usize = 100 << 20;
+/// The longest row that is read, in bytes: longer than any context, and tokenised in under 2 GiB of memory.
+pub const ROW_BYTES_MAX: usize = 16 << 20;
 /// A chunk of rows ends with the row that takes it past this many bytes.
 const CHUNK_BYTES: usize = 16 << 20;
 /// A chunk holds at most this many rows.
@@ -155,6 +155,6 @@ fn text_format(path: &Path, stream: &mut Stream) -> Result<Format> {
 
 /// A row of more than [`ROW_BYTES_MAX`].
 pub fn too_long(path: &Path, row: u64) -> Error {
-    let message = format!("{}:{row}: the row is longer than 100 MiB", path.display());
+    let message = format!("{}:{row}: the row is longer than {} MiB", path.display(), ROW_BYTES_MAX >> 20);
     Error::new("corpus::row_too_long", message).expected("one record a line, or an array of records")
 }

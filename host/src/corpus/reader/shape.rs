@@ -1,7 +1,7 @@
 //! The shapes a record may have, told by its keys.
 
-use super::message::{chat, from_sharegpt};
-use super::{Chat, Columns, Content, kind};
+use super::message::{bad_message, chat, from_sharegpt};
+use super::{Chat, Columns, Content, Shape, kind};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -23,24 +23,25 @@ pub const COLUMNS: [&str; 14] = [
     "labels",
 ];
 
-/// A shape, by the keys that a record of it must have.
+/// A shape by the keys that a record of it must have.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+struct Known {
+    shape: Shape,
     keys: &'static [&'static str],
     /// Takes the place for errors and the record.
     read: fn(&str, &mut Map<String, Value>) -> Result<Content>,
 }
 
-const SHAPES: [Shape; 6] = [
-    Shape { keys: &["messages"], read: messages },
-    Shape { keys: &["conversations"], read: conversations },
-    Shape { keys: &["instruction", "output"], read: instruction },
-    Shape { keys: &["prompt", "completion"], read: completion },
-    Shape { keys: &["text"], read: |at, object| text(at, object, "text").map(Content::Text) },
-    Shape { keys: &["input_ids"], read: tokens },
+const SHAPES: [Known; 6] = [
+    Known { shape: Shape::Messages, keys: &["messages"], read: messages },
+    Known { shape: Shape::Sharegpt, keys: &["conversations"], read: conversations },
+    Known { shape: Shape::Alpaca, keys: &["instruction", "output"], read: instruction },
+    Known { shape: Shape::PromptCompletion, keys: &["prompt", "completion"], read: completion },
+    Known { shape: Shape::Text, keys: &["text"], read: |at, object| text(at, object, "text").map(Content::Text) },
+    Known { shape: Shape::InputIds, keys: &["input_ids"], read: tokens },
 ];
 
-impl Shape {
+impl Known {
     fn fits(&self, object: &Map<String, Value>) -> bool {
         self.keys.iter().all(|key| object.get(*key).is_some_and(|value| !value.is_null()))
     }
@@ -61,22 +62,22 @@ pub fn rename(object: &mut Map<String, Value>, columns: &Columns) {
 
 /// What a record has to be trained on; of two shapes the one that `columns` names. Alpaca's own files have the whole prompt
 /// in `text` besides.
-pub fn content(at: &str, object: &mut Map<String, Value>, columns: &Columns) -> Result<Content> {
-    let mut fitting: Vec<Shape> = SHAPES.into_iter().filter(|shape| shape.fits(object)).collect();
+pub fn content(at: &str, object: &mut Map<String, Value>, columns: &Columns) -> Result<(Shape, Content)> {
+    let mut fitting: Vec<Known> = SHAPES.into_iter().filter(|shape| shape.fits(object)).collect();
     if fitting.len() > 1 {
         if fitting.iter().any(|shape| shape.keys.contains(&"instruction")) && !columns.contains_key("text") {
             fitting.retain(|shape| shape.keys != ["text"]);
         }
-        let named = |shape: &Shape| shape.keys.iter().all(|key| columns.contains_key(*key));
+        let named = |shape: &Known| shape.keys.iter().all(|key| columns.contains_key(*key));
         if let Some(at) = fitting.iter().position(named) {
             fitting = vec![fitting[at]];
         }
     }
-    let list = |shapes: &[Shape]| shapes.iter().map(|shape| shape.keys.join("+")).collect::<Vec<_>>().join(", ");
+    let list = |shapes: &[Known]| shapes.iter().map(|shape| shape.keys.join("+")).collect::<Vec<_>>().join(", ");
     let keys = || object.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     let help = "name the columns in the source: columns = { messages = \"dialog\" }";
     match fitting[..] {
-        [shape] => (shape.read)(at, object),
+        [known] => Ok((known.shape, (known.read)(at, object)?)),
         [] => Err(Error::new("corpus::unknown_shape", format!("{at}: no known key; keys seen: {}", keys()))
             .expected(format!("one of the keys {}", list(&SHAPES)))
             .help(help)),
@@ -103,7 +104,9 @@ fn tools(at: &str, object: &mut Map<String, Value>) -> Result<Value> {
                 .expected("a list of tools, or the same as JSON text")
                 .source(e)
         }),
-        tools => Ok(tools),
+        tools @ (Value::Null | Value::Array(_)) => Ok(tools),
+        other => Err(Error::new("corpus::unknown_shape", format!("{at}: `tools` is {}", kind(&other)))
+            .expected("a list of tools, or the same as JSON text")),
     }
 }
 
@@ -112,8 +115,7 @@ fn conversations(at: &str, object: &mut Map<String, Value>) -> Result<Content> {
     let mut turns = object.remove("conversations").unwrap_or_default();
     if let Value::Array(turns) = &mut turns {
         for (index, turn) in turns.iter_mut().enumerate() {
-            from_sharegpt(turn)
-                .map_err(|what| Error::new("corpus::bad_message", format!("{at}: message {}: {what}", index + 1)))?;
+            from_sharegpt(turn).map_err(|what| bad_message(at, index, &what))?;
         }
         if let Some(system) = optional_text(at, object, "system")? {
             turns.insert(0, json!({"role": "system", "content": system}));
