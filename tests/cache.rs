@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{fails, ok, root, tunehost};
+use common::{fails, ok, peak_mib, root, tunehost};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -213,25 +213,6 @@ fn a_folder_that_may_only_be_read_is_read_and_gone_on_without() {
     open(&cache, 0o755);
     assert!(out.status.success(), "{stdout}{stderr}");
     assert!(stderr.contains("cannot be written") && stdout.contains("300 found"), "{stdout}{stderr}");
-}
-
-/// The most memory that a process had, as the kernel counted it shortly before its end.
-fn peak_mib(mut command: Command) -> f64 {
-    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
-    let status = format!("/proc/{}/status", child.id());
-    let mut peak = 0.0;
-    loop {
-        if let Some(now) = fs::read_to_string(&status).ok().and_then(|status| {
-            status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<f64>().ok())
-        }) {
-            peak = now / 1024.0;
-        }
-        if let Some(status) = child.try_wait().unwrap() {
-            assert!(status.success());
-            return peak;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// In memory ids and labels of the larger corpus would take 36 MiB more than those of the smaller, four bytes a token each, on

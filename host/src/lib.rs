@@ -14,6 +14,7 @@ pub mod hash;
 mod job;
 mod mapped;
 pub mod model;
+pub mod plan;
 pub mod plugins;
 pub mod report;
 pub mod run;

@@ -5,7 +5,7 @@ pub mod large;
 pub mod short;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// The repository.
 pub fn root() -> PathBuf {
@@ -42,4 +42,23 @@ pub fn fails(args: &[&str], code: i32) -> String {
     assert_eq!(out.status.code(), Some(code), "tunehost {args:?}\n{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     stderr
+}
+
+/// Runs `command` and wants success; the most memory that it had, MiB, as Linux counted it shortly before its end.
+pub fn peak_mib(mut command: Command) -> f64 {
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0.0;
+    loop {
+        if let Some(now) = std::fs::read_to_string(&status).ok().and_then(|status| {
+            status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<f64>().ok())
+        }) {
+            peak = now / 1024.0;
+        }
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success());
+            return peak;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
 }

@@ -99,7 +99,7 @@ fn warn(text: &str) {
     report::note(format_args!("warning: {text}"));
 }
 
-fn load(config: &Config) -> Result<Corpus> {
+pub fn load(config: &Config) -> Result<Corpus> {
     let filter = PluginRef::configured(Kind::CorpusFilter, &config.plugins)?;
     let mut filter = CorpusFilter::load(&filter, settings(config, Kind::CorpusFilter))?;
     let text = TextConfig::read(&config.model.base)?;

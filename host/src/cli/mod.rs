@@ -7,6 +7,7 @@ mod export;
 mod generate;
 mod grants;
 mod load;
+mod plan;
 mod plugins;
 mod run;
 mod runs;
@@ -31,6 +32,8 @@ pub struct Cli {
 enum Command {
     /// Tune a base on a corpus, as a configuration file says.
     Run(RunArgs),
+    /// What a run would take: memory, steps, disk, work and time, from headers, configuration and lengths; no weight is read.
+    Plan(plan::PlanArgs),
     /// Continue a run that was interrupted, to the same bytes.
     Resume(ResumeArgs),
     /// Let a model answer a prompt; with --adapter, the base and the tuned model one after the other.
@@ -449,6 +452,7 @@ enum ConfigCommand {
 pub fn execute(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Resume(args) => run::resume(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Score(args) => score::score(&args),

@@ -115,6 +115,16 @@ impl Corpus {
         split::evaluation_sample(&self.held_out, max_per_root)
     }
 
+    /// About what the encode cache takes for the records that the length limit saw.
+    pub fn encoded_bytes(&self) -> usize {
+        let (records, tokens) = self
+            .report
+            .roots
+            .iter()
+            .fold((0, 0), |(records, tokens), root| (records + root.records, tokens + root.tokens));
+        cache::size_bytes(records as usize, tokens as usize)
+    }
+
     /// Length in tokens and root of each training record, as a sampler asks for them.
     pub fn columns(&self) -> (Vec<u32>, Vec<u32>) {
         self.train.iter().map(|record| (record.tokens.len() as u32, record.root)).unzip()

@@ -12,6 +12,7 @@ mod saving;
 mod training;
 mod window;
 
+pub use prepare::planned_steps;
 pub use recompute::recompute;
 
 use crate::config::{self, Config, ExportedCheckpoint, Resolved};

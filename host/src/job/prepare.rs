@@ -73,13 +73,7 @@ impl Prepared {
         let device = device::open(&config.model.device)?;
         let text = TextConfig::read(&config.model.base)?;
         device::check(&config.model.device, config.model.weights, &text)?;
-        let checkpoint = Checkpoint::open(&config.model.base)?;
-        if let Some(format) = checkpoint.quantized_as() {
-            let message = format!("{} is quantised as {format}", config.model.base.display());
-            return Err(Error::new("model::quantization", message)
-                .expected("a base in BF16, F16 or F32")
-                .help("tune the checkpoint that it was made from, and quantise the tuned model: `tunehost export`"));
-        }
+        let checkpoint = Checkpoint::open_trainable(&config.model.base)?;
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
         gates::quantised(config.model.quantize, &spec, config.model.weights)?;
         let lora = LoraPlan::new(&config.lora, &spec)?;
@@ -140,7 +134,7 @@ impl Prepared {
         if corpus.train.is_empty() {
             return Err(Error::new("corpus::nothing_to_train", "no record is left to train on"));
         }
-        let (steps, dropped) = plan(config, &corpus, &mut policies.sampler)?;
+        let (steps, dropped) = planned_steps(config, &corpus, &mut policies.sampler)?;
         for (epoch, ids) in &dropped {
             let name = &policies.sampler.identity().name;
             reporter.warn(format!("{name} leaves {} records out of epoch {epoch}, the first: {}", ids.len(), ids[0]));
@@ -204,8 +198,15 @@ impl Prepared {
 }
 
 /// The steps of all epochs, up to `train.max_steps`, and the ids of the records that the sampler dropped, by epoch.
+///
+/// # Errors
+/// Class `plugin`; `plugin::empty_plan` where there is no step.
 #[allow(clippy::type_complexity)] // two results of one pass
-fn plan(config: &Config, corpus: &Corpus, sampler: &mut Sampler) -> Result<(Vec<Step>, Vec<(u32, Vec<String>)>)> {
+pub fn planned_steps(
+    config: &Config,
+    corpus: &Corpus,
+    sampler: &mut Sampler,
+) -> Result<(Vec<Step>, Vec<(u32, Vec<String>)>)> {
     let (lengths, roots) = corpus.columns();
     let limit = config.train.max_steps.map_or(usize::MAX, |n| n as usize);
     let (mut steps, mut dropped) = (Vec::new(), Vec::new());

@@ -113,6 +113,22 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// [`Checkpoint::open`] for a base to be tuned.
+    ///
+    /// # Errors
+    /// As there, and `model::quantization` for a quantised one.
+    pub fn open_trainable(dir: &Path) -> Result<Self> {
+        let checkpoint = Self::open(dir)?;
+        match checkpoint.quantized_as() {
+            None => Ok(checkpoint),
+            Some(format) => {
+                Err(Error::new("model::quantization", format!("{} is quantised as {format}", dir.display()))
+                    .expected("a base in BF16, F16 or F32")
+                    .help("tune the checkpoint that it was made from, and quantise the tuned model: `tunehost export`"))
+            }
+        }
+    }
+
     fn add_file(&mut self, path: &Path) -> Result<()> {
         let map = map(path)?;
         let broken = |e: safetensors::SafeTensorError| {

@@ -85,6 +85,13 @@ pub fn free_memory_bytes(name: &str) -> Option<u64> {
     Some(control_group_bytes().map_or(available, |left| left.min(available)))
 }
 
+/// Memory that this process holds now; nothing where the system does not tell.
+pub fn resident_bytes() -> Option<usize> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<usize>().ok()? * 1024)
+}
+
 /// Bytes of a line of `/proc/meminfo`.
 fn meminfo(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;

@@ -336,6 +336,17 @@ impl BackwardBuffers {
             gradients: Buffer::new(KEYS * QUERIES),
         }
     }
+
+    /// f32 values in all of them.
+    fn values(dim: usize) -> usize {
+        dim * (4 * QUERIES + 2 * BLOCK) + 2 * KEYS * QUERIES
+    }
+}
+
+/// Bytes that [`backward`] takes beside inputs and results on `threads` threads: a value for each query, and each thread's
+/// tiles. [`forward`] takes less.
+pub fn workspace_bytes(tokens: usize, heads: Heads, threads: usize) -> usize {
+    (tokens * heads.query + threads * BackwardBuffers::values(heads.dim)) * size_of::<f32>()
 }
 
 fn backward_cell<S: Simd>(

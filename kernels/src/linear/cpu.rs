@@ -122,6 +122,12 @@ pub(crate) fn lora_linear_backward(
     (d_x, d_a, transposed(&d_b_t, rank, output))
 }
 
+/// Bytes that the gradient of the layer takes beside inputs and results on a CPU, for `n` rows, `output` columns of the result and an adapter
+/// of this `rank`: the gradient of A x, and that of B before it is transposed. Dropout, which works on a few rows at a time, adds to it.
+pub fn workspace_bytes(n: usize, output: usize, rank: usize) -> usize {
+    rank * (n + output) * size_of::<f32>()
+}
+
 /// The transpose `[cols, rows]` of a small matrix.
 fn transposed(matrix: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0f32; rows * cols];

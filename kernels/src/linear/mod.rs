@@ -8,6 +8,7 @@ mod cube;
 pub mod reference;
 
 pub use backend::LinearOps;
+pub use cpu::workspace_bytes;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

@@ -109,9 +109,35 @@ fn scatter_add(rows: &mut [f32], tile: &[f32], places: &[u32], choice: Choice, c
     }
 }
 
+/// Sizes of a call of the experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens n.
+    pub tokens: usize,
+    /// Experts that a token goes to.
+    pub top_k: usize,
+    /// Experts e.
+    pub experts: usize,
+    /// Width h of a token.
+    pub hidden: usize,
+    /// Rows i of an expert's gate.
+    pub intermediate: usize,
+}
+
+/// Most bytes that the gradient of the experts takes beside inputs and results on `threads` threads of a CPU, whatever the
+/// router chose: the (token, slot) pairs of each task sorted by expert, and a tile of their rows. The forward pass takes less.
+pub fn workspace_bytes(shape: &Shape, threads: usize) -> usize {
+    let Shape { tokens, top_k, experts, hidden, intermediate } = *shape;
+    let of_task = task_tokens(tokens, threads);
+    let places = of_task * top_k * size_of::<u32>() + 2 * (experts + 1) * size_of::<usize>();
+    // A token chooses an expert at most once.
+    let rows = of_task.min(TILE_ROWS);
+    let tile = (rows * (hidden + 3 * intermediate) + intermediate) * size_of::<f32>();
+    tokens.div_ceil(of_task).min(threads) * (places + tile)
+}
+
 /// Tokens of a task: equal shares for the pool's threads. The split changes no bit of the result.
-fn task_tokens(tokens: usize) -> usize {
-    let threads = rayon::current_num_threads();
+fn task_tokens(tokens: usize, threads: usize) -> usize {
     let rounds = tokens.div_ceil(threads * TASK_TOKENS).max(1);
     tokens.div_ceil(threads * rounds).max(1)
 }
@@ -126,7 +152,7 @@ impl<'a> Choice<'a> {
 /// The weighted sum of the chosen experts' outputs for each row of `x` `[n, hidden]`.
 pub(crate) fn experts(x: &[f32], choice: Choice, bank: Bank) -> Vec<f32> {
     let mut out = zeros(x.len());
-    let tokens = task_tokens(x.len() / bank.hidden);
+    let tokens = task_tokens(x.len() / bank.hidden, rayon::current_num_threads());
     let chunk = tokens * bank.hidden;
     out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(task, (out, x))| {
         let first = task * tokens;
@@ -166,7 +192,7 @@ fn task_forward(x: &[f32], choice: Choice, bank: Bank, out: &mut [f32]) {
 pub(crate) fn experts_backward(x: &[f32], choice: Choice, bank: Bank, d_out: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let mut d_x = zeros(x.len());
     let mut d_weights = vec![0f32; choice.weights.len()];
-    let tokens = task_tokens(x.len() / bank.hidden);
+    let tokens = task_tokens(x.len() / bank.hidden, rayon::current_num_threads());
     let chunk = tokens * bank.hidden;
     d_x.par_chunks_mut(chunk)
         .zip(d_weights.par_chunks_mut(tokens * choice.top_k))

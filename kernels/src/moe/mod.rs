@@ -7,6 +7,7 @@ mod cube;
 pub mod reference;
 
 pub use backend::MoeOps;
+pub use cpu::{Shape, workspace_bytes};
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};

@@ -11,6 +11,11 @@ use std::ops::Range;
 const MARK: [u8; 4] = *b"\xF7enc";
 const HEADER_BYTES: usize = 32;
 
+/// Bytes of `records` entries of `tokens` in all, but for what rounding adds.
+pub fn size_bytes(records: usize, tokens: usize) -> usize {
+    records * HEADER_BYTES + Tokens::size_bytes(tokens)
+}
+
 /// Where an entry lies in a part of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {

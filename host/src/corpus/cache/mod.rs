@@ -11,6 +11,7 @@ mod file;
 mod folder;
 
 pub use encode::CachedEncoder;
+pub use entry::size_bytes;
 pub use folder::{CacheFile, default_folder, find, list};
 
 use super::reader::Content;

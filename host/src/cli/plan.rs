@@ -1,0 +1,118 @@
+//! `tunehost plan`.
+
+use super::{ConfigArgs, corpus, print};
+use crate::config;
+use crate::error::{Error, Result};
+use crate::job::planned_steps;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::TextConfig;
+use crate::model::lora::LoraPlan;
+use crate::model::spec::ModelSpec;
+use crate::plan::memory::Model;
+use crate::plan::report::{Base, Limit, Report};
+use crate::plan::steps::{self, Speed};
+use crate::plugins::{CheckpointScheduler, Kind, PluginRef, Sampler};
+use crate::run::clock::unix_ms_now;
+use crate::run::machine::{free_memory_bytes, resident_bytes};
+use crate::train::gates;
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Memory of the device, such as 95.6GiB; without it, what is free on a CPU now.
+    #[arg(long, value_name = "SIZE")]
+    device_memory: Option<String>,
+    /// What the device multiplies at most, TFLOP/s; with --utilisation, for times and checkpoints.
+    #[arg(long, value_name = "TFLOPS", requires = "utilisation")]
+    peak_tflops: Option<f64>,
+    /// The share of it that a run is assumed to reach, or a band: --utilisation 0.1,0.25.
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', requires = "peak_tflops")]
+    utilisation: Vec<f64>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn plan(args: &PlanArgs) -> Result<()> {
+    let speed = args.peak_tflops.map(|peak| Speed::new(peak, args.utilisation.clone())).transpose()?;
+    let stated = args.device_memory.as_deref().map(size_bytes).transpose()?;
+    let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let text = TextConfig::read(&config.model.base)?;
+    let checkpoint = Checkpoint::open_trainable(&config.model.base)?;
+    let found = checkpoint.shapes();
+    let (spec, towers) = ModelSpec::check(&text, &found)?;
+    gates::quantised(config.model.quantize, &spec, config.model.weights)?;
+    let lora = LoraPlan::new(&config.lora, &spec)?;
+    let base = Base::of(&spec, &towers, &found, |name| checkpoint.size_bytes(name), config.model.weights);
+    let limit = Limit::of(stated, free_memory_bytes(&config.model.device));
+
+    let find = |kind: Kind| PluginRef::configured(kind, &config.plugins);
+    let settings = |kind: Kind| config.plugins.config.get(kind.config_key());
+    let mut sampler = Sampler::load(&find(Kind::Sampler)?, settings(Kind::Sampler))?;
+    let scheduler = find(Kind::CheckpointScheduler)?;
+    let load_scheduler = || CheckpointScheduler::load(&scheduler, settings(Kind::CheckpointScheduler));
+    load_scheduler()?;
+    let corpus = corpus::load(&config)?;
+    let (planned, dropped) = planned_steps(&config, &corpus, &mut sampler)?;
+    // What the process holds by now, a run holds too before it reads its base.
+    let model = Model {
+        text: &text,
+        lora: &lora,
+        train: &config.train,
+        base_bytes: base.device_bytes(),
+        process_bytes: if config.model.device == "cpu" { resident_bytes().unwrap_or(0) } else { 0 },
+        threads: rayon::current_num_threads(),
+    };
+    let counted = steps::steps(&model, &planned, &corpus.train);
+    let start_ms = unix_ms_now();
+    let schedules = speed.iter().flat_map(|speed| speed.utilisation.iter().map(move |share| (speed, *share)));
+    let schedules = schedules
+        .map(|(speed, share)| steps::schedule(&mut load_scheduler()?, &counted, speed, share, start_ms))
+        .collect::<Result<Vec<_>>>()?;
+
+    let dropped = dropped.iter().map(|(_, ids)| ids.len()).sum();
+    let disk_bytes = checkpoint.entries().values().map(|entry| entry.size_bytes()).sum();
+    let report = Report::new(&config, base, &model, limit, &corpus, counted, dropped, speed, schedules, disk_bytes);
+    match args.json {
+        true => print(&serde_json::to_string_pretty(&report).expect("numbers and names are JSON")),
+        false => print(&report.to_string()),
+    }
+}
+
+/// `95.6GiB` in bytes.
+fn size_bytes(text: &str) -> Result<usize> {
+    const UNITS: [(&str, f64); 8] = [
+        ("TiB", (1u64 << 40) as f64),
+        ("GiB", (1 << 30) as f64),
+        ("MiB", (1 << 20) as f64),
+        ("KiB", 1024.0),
+        ("TB", 1e12),
+        ("GB", 1e9),
+        ("MB", 1e6),
+        ("B", 1.0),
+    ];
+    let bytes = UNITS.iter().find_map(|(unit, bytes)| {
+        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
+        Some(number * bytes).filter(|bytes| *bytes >= 1.0 && *bytes < 1e18)
+    });
+    bytes.map(|bytes| bytes as usize).ok_or_else(|| {
+        Error::new("usage::size", format!("cannot read `--device-memory {text}`"))
+            .expected("a number and its unit (GiB, MiB, GB, ...), such as 95.6GiB")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_unit() {
+        assert_eq!(size_bytes("95.6GiB").unwrap(), 102_649_718_374);
+        assert_eq!(size_bytes("512 MB").unwrap(), 512_000_000);
+        for wrong in ["95.6", "GiB", "-1GiB", "nanGiB", "1 gib", ""] {
+            assert_eq!(size_bytes(wrong).unwrap_err().code(), "usage::size", "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Memory of a training step in closed form: what lives at the moments at which most does.
+//!
+//! The engine recomputes one layer at a time (`train/engine.rs`), so there are three such moments: the loss head above all
+//! layers, and in each layer's backward pass its feed-forward half and its attention half. What a kernel takes beside its
+//! inputs and results it tells itself (`workspace_bytes`, those of the CPU); everything else is a tensor of the layer.
+
+use crate::config::{Recompute, RecomputeGranularity, RecomputeWord, TrainConfig};
+use crate::model::config::{LayerConfig, TextConfig};
+use crate::model::lora::LoraPlan;
+use crate::model::spec::Slot;
+use serde::Serialize;
+use tunehost_kernels::attention::{self, Heads};
+use tunehost_kernels::{cross_entropy, linear, moe};
+
+const F32: usize = size_of::<f32>();
+/// Bytes of a logit where a loss is computed from full logits: bf16 logits, their f32 copy, the values before the softcap that
+/// autodiff keeps, and the softmax that becomes the gradient.
+const NAIVE_LOGIT_BYTES: usize = 2 + 4 + 4 + 4;
+/// Share of what is allocated that the allocator holds beside it: an assumption.
+pub const SLACK: f64 = 0.05;
+
+/// A micro-batch whose rows are all full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Shape {
+    /// Rows.
+    pub micro_batch: usize,
+    /// Tokens of each.
+    pub seq_len_tokens: usize,
+}
+
+impl Shape {
+    /// Tokens in all.
+    pub fn tokens(self) -> usize {
+        self.micro_batch * self.seq_len_tokens
+    }
+}
+
+/// Bytes at the peak of a step, by what they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// The frozen base.
+    pub base_bytes: usize,
+    /// Adapters, the sum of their gradients, and AdamW's two moments.
+    pub adapters_gradients_adamw_bytes: usize,
+    /// Adapters and moments once more, while a checkpoint is written beside the training.
+    pub checkpoint_snapshot_bytes: usize,
+    /// The residual stream before each layer, and the tables of the rotary embedding.
+    pub layer_inputs_bytes: usize,
+    /// What the layers keep beside their inputs: products (selective), or the whole graph (no recompute).
+    pub kept_bytes: usize,
+    /// At most one of the next three lives at the peak: a layer while its attention is pulled back.
+    pub attention_bytes: usize,
+    /// A layer while its dense MLP and its experts are pulled back.
+    pub feed_forward_bytes: usize,
+    /// The loss head.
+    pub loss_head_bytes: usize,
+    /// Logits of the whole micro-batch with their copies, if the loss head did not go by chunks; in no sum.
+    pub naive_loss_head_bytes: usize,
+    /// Program, plugins, tokenizer and corpus, where they share the device's memory: measured of the process that plans.
+    pub process_bytes: usize,
+    /// What the allocator holds beside what was asked for ([`SLACK`]).
+    pub slack_bytes: usize,
+    /// The highest sum of parts that live at once, slack included.
+    pub peak_bytes: usize,
+}
+
+/// What the memory of a step depends on, but for the shape of the micro-batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Model<'a> {
+    /// Shape of the base.
+    pub text: &'a TextConfig,
+    /// The adapters.
+    pub lora: &'a LoraPlan,
+    /// Recompute and loss chunk.
+    pub train: &'a TrainConfig,
+    /// Bytes of the base on the device.
+    pub base_bytes: usize,
+    /// Memory that the process holds before the base is read, where it shares the device's.
+    pub process_bytes: usize,
+    /// Threads of the device's kernels.
+    pub threads: usize,
+}
+
+impl Model<'_> {
+    /// Layers, from the first, that are recomputed.
+    pub fn recomputed_layers(&self) -> usize {
+        match self.train.recompute {
+            Recompute::Word(RecomputeWord::All) => self.text.layers.len(),
+            Recompute::Word(RecomputeWord::None) => 0,
+            Recompute::Layers(n) => n.min(self.text.layers.len()),
+        }
+    }
+
+    /// The lowest adapted layer: nothing below it is pulled back.
+    pub fn lowest_layer(&self) -> usize {
+        self.lora.modules.iter().map(|module| module.layer).min().unwrap_or(0)
+    }
+
+    /// The peak of a step whose largest micro-batch has this shape and trains every token.
+    pub fn memory(&self, shape: Shape) -> Memory {
+        let (n, hidden) = (shape.tokens(), self.text.hidden_size);
+        let stream = n * hidden * F32;
+        let adapters = self.lora.parameters() * F32;
+        let fixed = self.process_bytes + self.base_bytes + 4 * adapters + 3 * adapters;
+        let tables = self.rope_bytes(n);
+
+        let chunk = self.train.loss_chunk_rows.min(n);
+        // the last stream, its norm, their gradients; the chunk's logits and its gathered rows
+        let loss_head = 4 * stream + cross_entropy::workspace_bytes(chunk, self.text.vocab_size) + chunk * hidden * F32;
+
+        let (mut inputs, mut kept) = (tables, 0);
+        // (sum, inputs, kept) at the worst moment so far, and the largest layer
+        let mut worst = (0, 0, 0);
+        let (mut attention_most, mut feed_forward_most) = (0, 0);
+        for (index, layer) in self.text.layers.iter().enumerate().skip(self.lowest_layer()) {
+            let graph = self.graph(index, layer, n);
+            inputs += stream;
+            let recomputed = index < self.recomputed_layers();
+            // What the layer itself kept becomes part of its graph.
+            let attention = graph.attention + self.attention_gradients(layer, n);
+            let feed_forward = graph.attention + graph.feed_forward + self.feed_forward_gradients(index, layer, n);
+            let sum = inputs + kept + attention.max(feed_forward);
+            if sum > worst.0 {
+                worst = (sum, inputs, kept);
+            }
+            attention_most = attention_most.max(attention);
+            feed_forward_most = feed_forward_most.max(feed_forward);
+            kept += match (recomputed, self.train.recompute_granularity) {
+                (true, RecomputeGranularity::Full) => 0,
+                (true, RecomputeGranularity::Selective) => graph.products,
+                (false, _) => graph.attention + graph.feed_forward,
+            };
+        }
+        let at_loss = inputs + kept + loss_head;
+        if at_loss > worst.0 {
+            worst = (at_loss, inputs, kept);
+        }
+        let slack = ((fixed + worst.0) as f64 * SLACK) as usize;
+        Memory {
+            base_bytes: self.base_bytes,
+            adapters_gradients_adamw_bytes: 4 * adapters,
+            checkpoint_snapshot_bytes: 3 * adapters,
+            layer_inputs_bytes: worst.1,
+            kept_bytes: worst.2,
+            attention_bytes: attention_most,
+            feed_forward_bytes: feed_forward_most,
+            loss_head_bytes: loss_head,
+            naive_loss_head_bytes: n * self.text.vocab_size * NAIVE_LOGIT_BYTES,
+            process_bytes: self.process_bytes,
+            slack_bytes: slack,
+            peak_bytes: fixed + worst.0 + slack,
+        }
+    }
+
+    /// Cosines and sines for each kind of layer.
+    fn rope_bytes(&self, n: usize) -> usize {
+        let mut heads: Vec<_> = self.text.layers.iter().map(|layer| (layer.kind, layer.head_dim)).collect();
+        heads.sort_unstable();
+        heads.dedup();
+        heads.iter().map(|(_, dim)| n * dim * F32).sum()
+    }
+
+    fn adapted(&self, index: usize, slots: &[Slot]) -> bool {
+        self.lora.modules.iter().any(|module| module.layer == index && slots.contains(&module.slot))
+    }
+
+    /// What autodiff holds of a layer, beside its input.
+    fn graph(&self, index: usize, layer: &LayerConfig, n: usize) -> Graph {
+        let (hidden, dense) = (self.text.hidden_size, self.text.intermediate_size);
+        let (q, kv) = (self.text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
+        let rank = |slots: &[Slot]| {
+            let of = self.lora.modules.iter().filter(|m| m.layer == index && slots.contains(&m.slot));
+            of.count() * self.lora.rank
+        };
+        let (attention_slots, dense_slots) = (&Slot::ALL[..4], &Slot::ALL[4..]);
+        let projections = q + if layer.k_eq_v { kv } else { 2 * kv } + hidden;
+        // result and log-sum-exp
+        let attended = q + self.text.heads;
+        let attention_products = projections + attended + rank(attention_slots);
+        let dense_products = 2 * dense + hidden + rank(dense_slots);
+        let sparse_products = if layer.moe.is_some() { hidden } else { 0 };
+
+        // What a linear layer multiplied is kept for the gradient of its adapter alone.
+        let normed = if self.adapted(index, &[Slot::Q, Slot::K, Slot::V]) { hidden } else { 0 };
+        // normed and rotated queries, keys, values; the stream after attention
+        let attention = attention_products + normed + q + 2 * kv + hidden;
+        let normed = if self.adapted(index, &[Slot::Gate, Slot::Up]) { hidden } else { 0 };
+        let activation = if self.adapted(index, &[Slot::Down]) { dense } else { 0 };
+        // what goes into the experts, the router's logits and choice, the sum of dense and sparse
+        let sparse = layer.moe.map_or(0, |moe| 2 * hidden + moe.experts + 2 * moe.top_k);
+        let feed_forward = dense_products + sparse_products + normed + activation + sparse + hidden;
+        let bytes = |values: usize| n * values * F32;
+        Graph {
+            attention: bytes(attention),
+            feed_forward: bytes(feed_forward),
+            products: bytes(attention_products + dense_products + sparse_products),
+        }
+    }
+
+    /// What is there beside the graph of the attention half while attention itself is pulled back: gradients and workspace.
+    fn attention_gradients(&self, layer: &LayerConfig, n: usize) -> usize {
+        let (q, kv) = (self.text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
+        let heads = Heads { query: self.text.heads, kv: layer.kv_heads, dim: layer.head_dim };
+        // The layer's output, its gradient and that of the residual are there; what came after attention is used up, its
+        // projection and the stream behind it. The gradients of result and queries, of keys and values.
+        n * (self.text.hidden_size + 2 * q + 2 * kv) * F32 + attention::cpu::workspace_bytes(n, heads, self.threads)
+    }
+
+    /// What is there beside the graph of the whole layer at the worst moment of the feed-forward half, which goes from the sum
+    /// of dense and sparse to the experts and the last dense product, then to the activation.
+    fn feed_forward_gradients(&self, index: usize, layer: &LayerConfig, n: usize) -> usize {
+        let (hidden, dense) = (self.text.hidden_size, self.text.intermediate_size);
+        let rank = if self.adapted(index, &Slot::ALL[4..]) { self.lora.rank } else { 0 };
+        let activation = if self.adapted(index, &[Slot::Down]) { dense } else { 0 };
+        // of activation, gate and up, once the activation itself is used up
+        let of_dense = 3 * dense - activation;
+        let dense_workspace = linear::workspace_bytes(n, hidden.max(dense), rank);
+        let Some(moe) = layer.moe else {
+            // the gradients of the layer's output and of the residual; the last dense product is used up
+            return n * (hidden + of_dense) * F32 + dense_workspace;
+        };
+        let shape = moe::Shape {
+            tokens: n,
+            top_k: moe.top_k,
+            experts: moe.experts,
+            hidden,
+            intermediate: moe.intermediate_size,
+        };
+        // While the experts are pulled back: gradients of the layer's output, of the residual, of both halves of the sum and of
+        // what went into the experts; the sum and both halves are used up. At the activation, what went into the experts is
+        // too, and its gradient is the only one left of the halves.
+        let at_experts = n * (2 * hidden + moe.top_k) * F32 + moe::workspace_bytes(&shape, self.threads);
+        let at_activation = (n * of_dense * F32 + dense_workspace).saturating_sub(n * hidden * F32);
+        at_experts.max(at_activation)
+    }
+}
+
+/// Bytes of one layer's graph.
+struct Graph {
+    attention: usize,
+    feed_forward: usize,
+    /// Outputs of matrix products and of attention: a part of both.
+    products: usize,
+}

@@ -1,0 +1,325 @@
+//! The sizing of a run as one value, printed as text or as JSON.
+
+use super::Source;
+use super::blocks::{BlockSize, blocks};
+use super::memory::{Memory, Model, Shape};
+use super::steps::{Schedule, Speed, Steps};
+use crate::config::{Config, WeightDtype};
+use crate::corpus::{Corpus, TruncationReport};
+use crate::model::spec::{ModelSpec, Slot, Towers};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Micro-batches that the table of memory goes over.
+const MICRO_BATCHES: std::ops::RangeInclusive<usize> = 1..=8;
+/// Lengths of rows that it goes over, and `data.max_seq_len`.
+const SEQ_LENS: [usize; 5] = [2048, 4096, 8192, 16_384, 32_768];
+/// Values of an adapter parameter in a checkpoint: itself and two moments.
+pub(super) const CHECKPOINT_VALUES: usize = 3;
+
+/// Everything that `tunehost plan` tells.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The base by blocks.
+    pub base: Base,
+    /// The adapters.
+    pub adapters: Adapters,
+    /// What the device must hold.
+    pub memory: MemoryReport,
+    /// The optimiser's steps.
+    pub steps: Steps,
+    /// What length limit, padding and sampler cost.
+    pub corpus: CorpusCost,
+    /// The speed that times are of, where one was stated.
+    pub speed: Option<Speed>,
+    /// The run at each utilisation.
+    pub schedules: Vec<Schedule>,
+    /// What is written.
+    pub disk: Disk,
+}
+
+/// The base by blocks.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Base {
+    /// Shapes and sizes are those of the headers; sizes under a scheme follow from them.
+    pub source: Source,
+    /// Parameters on disk.
+    pub parameters: usize,
+    /// Bytes of them.
+    pub disk_bytes: usize,
+    /// The blocks.
+    pub blocks: Vec<BlockSize>,
+}
+
+impl Base {
+    /// As [`blocks`].
+    pub fn of(
+        spec: &ModelSpec,
+        towers: &Towers,
+        found: &BTreeMap<String, (Vec<usize>, String)>,
+        disk_bytes: impl Fn(&str) -> usize,
+        weights: WeightDtype,
+    ) -> Self {
+        let blocks = blocks(spec, towers, found, disk_bytes, weights);
+        Self {
+            source: Source::Computed,
+            parameters: blocks.iter().map(|block| block.parameters).sum(),
+            disk_bytes: blocks.iter().map(|block| block.disk_bytes).sum(),
+            blocks,
+        }
+    }
+
+    /// Bytes on the device.
+    pub fn device_bytes(&self) -> usize {
+        self.blocks.iter().map(|block| block.device_bytes).sum()
+    }
+
+    /// Bytes if every block that `scheme` takes is stored under it.
+    pub fn quantised_bytes(&self, scheme: &str) -> usize {
+        let of = |block: &BlockSize| block.quantised_bytes.get(scheme).copied().flatten().unwrap_or(block.disk_bytes);
+        self.blocks.iter().map(of).sum()
+    }
+}
+
+/// The adapters.
+#[derive(Debug, Serialize)]
+pub struct Adapters {
+    /// From the shapes of the modules.
+    pub source: Source,
+    /// Rank.
+    pub rank: usize,
+    /// Adapted modules.
+    pub modules: usize,
+    /// Trainable parameters.
+    pub parameters: usize,
+    /// Their share of the parameters on disk.
+    pub trainable_share: f64,
+    /// By target and layer kind.
+    pub targets: Vec<Target>,
+    #[serde(skip)]
+    table: String,
+}
+
+/// A target in the layers of one kind.
+#[derive(Debug, Serialize)]
+pub struct Target {
+    /// Its name.
+    pub target: &'static str,
+    /// `sliding` or `full`.
+    pub layers: &'static str,
+    /// Modules.
+    pub modules: usize,
+    /// Their parameters.
+    pub parameters: usize,
+}
+
+impl Adapters {
+    pub(super) fn new(model: &Model, base_parameters: usize) -> Self {
+        let lora = model.lora;
+        let mut targets: BTreeMap<_, (usize, usize)> = BTreeMap::new();
+        for module in &lora.modules {
+            let (modules, parameters) = targets.entry((module.slot, module.kind)).or_default();
+            *modules += 1;
+            *parameters += lora.rank * (module.input + module.output);
+        }
+        let target =
+            |((slot, kind), (modules, parameters)): ((Slot, crate::model::config::LayerKind), (usize, usize))| Target {
+                target: slot.name(),
+                layers: kind.name(),
+                modules,
+                parameters,
+            };
+        Self {
+            source: Source::Computed,
+            rank: lora.rank,
+            modules: lora.modules.len(),
+            parameters: lora.parameters(),
+            trainable_share: lora.parameters() as f64 / base_parameters as f64,
+            targets: targets.into_iter().map(target).collect(),
+            table: lora.table(),
+        }
+    }
+}
+
+/// Memory of the device.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Limit {
+    /// Assumed where it was stated, else measured.
+    pub source: Source,
+    /// Bytes; null where the device does not tell.
+    pub bytes: Option<usize>,
+}
+
+impl Limit {
+    /// What was stated, else what is free.
+    pub fn of(stated: Option<usize>, free: Option<u64>) -> Self {
+        match stated {
+            Some(bytes) => Self { source: Source::Assumed, bytes: Some(bytes) },
+            None => Self { source: Source::Measured, bytes: free.map(|bytes| bytes as usize) },
+        }
+    }
+
+    fn fits(self, memory: &Memory) -> Option<bool> {
+        self.bytes.map(|bytes| memory.peak_bytes <= bytes)
+    }
+}
+
+/// A shape and whether it fits.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Sized {
+    /// The shape.
+    #[serde(flatten)]
+    pub shape: Shape,
+    /// What it takes.
+    #[serde(flatten)]
+    pub memory: Memory,
+    /// Whether it fits; null where the limit is not known.
+    pub fits: Option<bool>,
+}
+
+/// What the device must hold.
+#[derive(Debug, Serialize)]
+pub struct MemoryReport {
+    /// From shapes and the kernels' own workspaces; the slack is assumed.
+    pub source: Source,
+    /// Whose workspaces those are.
+    pub kernels: &'static str,
+    /// The device that the run names.
+    pub device: String,
+    /// The device's memory.
+    pub limit: Limit,
+    /// Share of what is allocated that is added as slack: assumed.
+    pub slack_share: f64,
+    /// The configured shape, all rows full.
+    pub configured: Sized,
+    /// The largest micro-batch that the sampler planned, as one row.
+    pub planned: Sized,
+    /// Of the configured length, the most rows that fit; else the longest single row that does. Null where none or unknown.
+    pub best: Option<Sized>,
+    /// Micro-batches of 1 to 8 rows of 2,048 to 32,768 tokens.
+    pub shapes: Vec<Sized>,
+}
+
+impl MemoryReport {
+    fn new(config: &Config, model: &Model, limit: Limit, planned_tokens: usize) -> Self {
+        let sized = |micro_batch: usize, seq_len_tokens: usize| {
+            let shape = Shape { micro_batch, seq_len_tokens };
+            let memory = model.memory(shape);
+            Sized { shape, memory, fits: limit.fits(&memory) }
+        };
+        let asked = config.data.max_seq_len;
+        let mut lengths = SEQ_LENS.to_vec();
+        lengths.push(asked);
+        lengths.sort_unstable();
+        lengths.dedup();
+        let shapes: Vec<Sized> = lengths
+            .iter()
+            .flat_map(|length| MICRO_BATCHES.map(move |rows| (rows, *length)))
+            .map(|(r, l)| sized(r, l))
+            .collect();
+        let fitting = || shapes.iter().filter(|sized| sized.fits == Some(true));
+        let most_rows = fitting().filter(|s| s.shape.seq_len_tokens == asked).max_by_key(|s| s.shape.micro_batch);
+        let longest = || fitting().filter(|s| s.shape.micro_batch == 1).max_by_key(|s| s.shape.seq_len_tokens);
+        Self {
+            source: Source::Computed,
+            kernels: "cpu",
+            device: config.model.device.clone(),
+            limit,
+            slack_share: super::memory::SLACK,
+            configured: sized(config.train.micro_batch as usize, asked),
+            planned: sized(1, planned_tokens),
+            best: most_rows.or_else(longest).copied(),
+            shapes,
+        }
+    }
+}
+
+/// What the length limit and the sampler cost.
+#[derive(Debug, Serialize)]
+pub struct CorpusCost {
+    /// From the corpus as it was read and encoded.
+    pub source: Source,
+    /// Records to train on.
+    pub records: usize,
+    /// Records held out.
+    pub held_out_records: usize,
+    /// Records that the sampler left out, over all epochs.
+    pub left_out_records: usize,
+    /// The sampler.
+    pub sampler: String,
+    /// Padding as a share of the rectangles around the micro-batches' rows.
+    pub padding_share: f64,
+    /// What the length limit cut, by root.
+    pub truncation: TruncationReport,
+}
+
+/// What is written.
+#[derive(Debug, Serialize)]
+pub struct Disk {
+    /// From shapes and lengths.
+    pub source: Source,
+    /// Encoded records, in the user's cache.
+    pub encode_cache_bytes: usize,
+    /// One checkpoint.
+    pub checkpoint_bytes: usize,
+    /// Those that stay of the most that a schedule saves; null where no speed was stated.
+    pub checkpoints_bytes: Option<usize>,
+    /// The exported adapter.
+    pub adapter_bytes: usize,
+    /// The merged model.
+    pub merged_bytes: usize,
+}
+
+impl Report {
+    /// Puts the parts together; `base_disk_bytes` are the weight files.
+    #[allow(clippy::too_many_arguments)] // each is a part of what is told
+    pub fn new(
+        config: &Config,
+        base: Base,
+        model: &Model,
+        limit: Limit,
+        corpus: &Corpus,
+        steps: Steps,
+        left_out_records: usize,
+        speed: Option<Speed>,
+        schedules: Vec<Schedule>,
+        base_disk_bytes: usize,
+    ) -> Self {
+        let adapter_bytes = model.lora.parameters() * size_of::<f32>();
+        let checkpoint_bytes = CHECKPOINT_VALUES * adapter_bytes;
+        let stays = |schedule: &Schedule| {
+            let (saved, keep) = (&schedule.checkpoints, &config.checkpoint);
+            let Some(last) = keep.keep_last else { return saved.len() };
+            // One more is being written when an old one goes, and the best may be any.
+            let newest = saved.len().saturating_sub(last as usize + 1);
+            let every = |step: &&u64| keep.keep_every.is_some_and(|every| step.is_multiple_of(every));
+            let best = usize::from(keep.keep_best && config.eval.every_steps.is_some() && newest > 0);
+            saved.len() - newest + saved[..newest].iter().filter(every).count() + best
+        };
+        let disk = Disk {
+            source: Source::Computed,
+            encode_cache_bytes: corpus.encoded_bytes(),
+            checkpoint_bytes,
+            checkpoints_bytes: schedules.iter().map(stays).max().map(|most| most * checkpoint_bytes),
+            adapter_bytes: if config.export.adapter { adapter_bytes } else { 0 },
+            merged_bytes: if config.export.merged { base_disk_bytes } else { 0 },
+        };
+        let corpus = CorpusCost {
+            source: Source::Measured,
+            records: corpus.train.len(),
+            held_out_records: corpus.held_out.len(),
+            left_out_records,
+            sampler: config.plugins.sampler.clone(),
+            padding_share: 1.0 - steps.tokens as f64 / steps.padded_tokens.max(1) as f64,
+            truncation: corpus.report.clone(),
+        };
+        let adapters = Adapters::new(model, base.parameters);
+        let memory = MemoryReport::new(config, model, limit, steps.largest_micro_batch_tokens);
+        Self { base, adapters, memory, steps, corpus, speed, schedules, disk }
+    }
+
+    /// The adapters as a table.
+    pub fn adapter_table(&self) -> &str {
+        &self.adapters.table
+    }
+}

@@ -1,0 +1,202 @@
+//! The report as a person reads it.
+
+use super::blocks::BlockSize;
+use super::report::{Report, Sized};
+use crate::model::lora::group;
+use crate::report::{bytes, duration};
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+impl Display for Report {
+    fn fmt(&self, out: &mut Formatter) -> fmt::Result {
+        self.base(out)?;
+        let a = &self.adapters;
+        writeln!(
+            out,
+            "\nadapters (computed from shapes), rank {}, {:.3}% of the base trainable",
+            a.rank,
+            a.trainable_share * 100.0
+        )?;
+        write!(out, "{}", self.adapter_table())?;
+        self.memory(out)?;
+        self.corpus(out)?;
+        self.steps(out)?;
+        self.disk(out)
+    }
+}
+
+impl Report {
+    fn base(&self, out: &mut Formatter) -> fmt::Result {
+        let schemes: Vec<&String> = self.base.blocks.iter().flat_map(|b| b.quantised_bytes.keys()).collect();
+        let schemes: Vec<&String> = schemes.into_iter().take(self.base.blocks[0].quantised_bytes.len()).collect();
+        writeln!(out, "base (computed from the headers), {} parameters", group(self.base.parameters))?;
+        write!(out, "{:<14} {:>7} {:>15} {:>10} {:>10}", "block", "tensors", "parameters", "on disk", "on device")?;
+        schemes.iter().try_for_each(|scheme| write!(out, " {scheme:>19}"))?;
+        let row = |out: &mut Formatter, block: &BlockSize| {
+            let (disk, device) = (bytes(block.disk_bytes), bytes(block.device_bytes));
+            let (name, parameters) = (block.block.name(), group(block.parameters));
+            write!(out, "\n{name:<14} {:>7} {parameters:>15} {disk:>10} {device:>10}", block.tensors)?;
+            block
+                .quantised_bytes
+                .values()
+                .try_for_each(|quantised| write!(out, " {:>19}", quantised.map_or_else(|| "as it is".into(), bytes)))
+        };
+        self.base.blocks.iter().try_for_each(|block| row(out, block))?;
+        let tensors: usize = self.base.blocks.iter().map(|block| block.tensors).sum();
+        let (disk, device) = (bytes(self.base.disk_bytes), bytes(self.base.device_bytes()));
+        write!(out, "\n{:<14} {tensors:>7} {:>15} {disk:>10} {device:>10}", "total", group(self.base.parameters))?;
+        schemes.iter().try_for_each(|scheme| write!(out, " {:>19}", bytes(self.base.quantised_bytes(scheme))))?;
+        writeln!(
+            out,
+            "\nexperts are fused 3-D tensors: what replaces linear modules by 4-bit ones (its scales not counted) leaves them as they are"
+        )
+    }
+
+    fn memory(&self, out: &mut Formatter) -> fmt::Result {
+        let memory = &self.memory;
+        let limit = match memory.limit.bytes {
+            Some(limit) => format!("{} of memory ({})", bytes(limit), memory.limit.source.name()),
+            None => "memory not known: --device-memory SIZE".into(),
+        };
+        writeln!(
+            out,
+            "\nmemory (computed; workspaces as the CPU's kernels tell them, {:.0}% slack assumed), device {}, {limit}",
+            memory.slack_share * 100.0,
+            memory.device
+        )?;
+        if memory.device != "cpu" {
+            writeln!(
+                out,
+                "note: no measurement on {} is behind this: other kernels take other workspaces",
+                memory.device
+            )?;
+        }
+        let Sized { shape, memory: m, .. } = memory.configured;
+        writeln!(out, "one step of {} rows of {} tokens, all full:", shape.micro_batch, group(shape.seq_len_tokens))?;
+        for (what, size) in [
+            ("base", m.base_bytes),
+            ("adapters, gradients, AdamW", m.adapters_gradients_adamw_bytes),
+            ("snapshot while a checkpoint is written", m.checkpoint_snapshot_bytes),
+            ("layer inputs", m.layer_inputs_bytes),
+            ("kept by layers", m.kept_bytes),
+            ("one layer: attention", m.attention_bytes),
+            ("one layer: dense MLP and experts", m.feed_forward_bytes),
+            ("loss head, by chunks", m.loss_head_bytes),
+            ("loss head, if it made full logits", m.naive_loss_head_bytes),
+            ("program, plugins, tokenizer, corpus (measured)", m.process_bytes),
+            ("slack", m.slack_bytes),
+        ] {
+            writeln!(out, "  {what:<40} {:>10}", bytes(size))?;
+        }
+        let peak = "peak: of one layer and the loss head, the one that is larger";
+        writeln!(out, "  {peak:<62} {:>10}{}", bytes(m.peak_bytes), verdict(memory.configured.fits))?;
+        let planned = memory.planned;
+        writeln!(
+            out,
+            "  {:<62} {:>10}{}",
+            format!("peak of the largest planned micro-batch, {} tokens", group(planned.shape.seq_len_tokens)),
+            bytes(planned.memory.peak_bytes),
+            verdict(planned.fits)
+        )?;
+        match memory.best {
+            Some(best) => writeln!(
+                out,
+                "best that fits: train.micro_batch {}, data.max_seq_len {}",
+                best.shape.micro_batch, best.shape.seq_len_tokens
+            )?,
+            None if memory.limit.bytes.is_some() => writeln!(
+                out,
+                "no shape fits: model.weights = \"bf16\" takes two bytes a parameter, train.recompute_granularity = \"full\" keeps the least"
+            )?,
+            None => {}
+        }
+        let mut lengths: Vec<usize> = memory.shapes.iter().map(|s| s.shape.seq_len_tokens).collect();
+        lengths.dedup();
+        write!(out, "{:<12}", "micro-batch")?;
+        lengths.iter().try_for_each(|length| write!(out, " {:>14}", format!("x {}", group(*length))))?;
+        let mut rows: Vec<usize> = memory.shapes.iter().map(|s| s.shape.micro_batch).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        for row in rows {
+            write!(out, "\n{row:<12}")?;
+            for sized in memory.shapes.iter().filter(|s| s.shape.micro_batch == row) {
+                let mark = if sized.fits == Some(false) { " no" } else { "   " };
+                write!(out, " {:>14}", format!("{}{mark}", bytes(sized.memory.peak_bytes)))?;
+            }
+        }
+        writeln!(out)
+    }
+
+    fn corpus(&self, out: &mut Formatter) -> fmt::Result {
+        let c = &self.corpus;
+        writeln!(
+            out,
+            "\ncorpus (measured), {} records to train on, {} held out, {} left out by the sampler",
+            group(c.records),
+            group(c.held_out_records),
+            group(c.left_out_records)
+        )?;
+        writeln!(out, "{}", c.truncation)?;
+        writeln!(out, "padding with {}: {:.1}%, which this engine does not compute", c.sampler, c.padding_share * 100.0)
+    }
+
+    fn steps(&self, out: &mut Formatter) -> fmt::Result {
+        let s = &self.steps;
+        writeln!(
+            out,
+            "\nsteps (computed), {} of {} micro-batches, {} in the last",
+            group(s.optimiser_steps),
+            group(s.micro_batches),
+            s.last_step_micro_batches
+        )?;
+        writeln!(
+            out,
+            "tokens {}, trained {}; FLOP nominal {:.3e}, performed {:.3e}",
+            group(s.tokens),
+            group(s.trained_tokens),
+            s.work.nominal_flop,
+            s.work.performed_flop
+        )?;
+        match &self.speed {
+            None => writeln!(out, "time and checkpoints: not told without a speed (--peak-tflops, --utilisation)")?,
+            Some(speed) => writeln!(
+                out,
+                "time and checkpoints (assumed: {} TFLOP/s at most, the same loss after every step, saves that take no time)",
+                speed.peak_tflops
+            )?,
+        }
+        for schedule in &self.schedules {
+            let stopped = schedule.stopped.as_ref().map(|why| format!("; stopped {why}")).unwrap_or_default();
+            writeln!(
+                out,
+                "  at {:.1}% of it: {} of training, {} checkpoints, the first after step {}{stopped}",
+                schedule.utilisation * 100.0,
+                duration(Duration::from_secs_f64(schedule.training_s)),
+                schedule.checkpoints.len(),
+                schedule.checkpoints.first().copied().unwrap_or_default()
+            )?;
+        }
+        Ok(())
+    }
+
+    fn disk(&self, out: &mut Formatter) -> fmt::Result {
+        let d = &self.disk;
+        let checkpoints = d.checkpoints_bytes.map_or_else(|| "not told without a speed".into(), bytes);
+        write!(
+            out,
+            "\ndisk (computed)  encode cache {}, a checkpoint {}, all that stay {checkpoints}, adapter {}, merged model {}",
+            bytes(d.encode_cache_bytes),
+            bytes(d.checkpoint_bytes),
+            bytes(d.adapter_bytes),
+            bytes(d.merged_bytes)
+        )
+    }
+}
+
+fn verdict(fits: Option<bool>) -> &'static str {
+    match fits {
+        Some(true) => "  fits",
+        Some(false) => "  does not fit",
+        None => "",
+    }
+}
