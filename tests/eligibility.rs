@@ -168,6 +168,8 @@ fn a_ledger_that_is_not_what_the_run_left_is_refused() {
     let manifest = fs::read_to_string(case.path("corpora.toml")).unwrap();
     case.write("corpora.toml", &manifest.replace("nobody was asked", "somebody said no"));
     case.resume_fails(6, "corpus-manifest: was ");
+    let said = fails(&["resume", &case.text("runs/demo-001"), "--allow", "corpus-manifest"], 6);
+    assert!(said.contains("(--allow cannot help: what stands against the corpora was ruled on by it)"), "{said}");
     case.write("corpora.toml", &manifest.replace("\"chats\"", "\"chat\""));
     let said = case.run_fails(3, "corpus::unlisted");
     assert!(said.contains("corpus \"chats\" is not listed"), "{said}");

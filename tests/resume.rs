@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use tunehost::run::checkpoint;
 
 const STEPS: usize = 14;
 
@@ -295,6 +296,79 @@ fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
     assert!(keys.contains(&"kernel/rope") && keys.contains(&"train.lr"), "{keys:?}");
     // What was allowed once stays allowed.
     assert_eq!(resumed(&lr[..2]).0, 0);
+}
+
+/// A finished run of three steps whose checkpoints of steps 2 and 3 are kept.
+fn short_run(dir: &Path) -> PathBuf {
+    let config = common::short::config(dir, "");
+    let run = dir.join("run");
+    let args = ["run", config.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
+    ok(&[&args[..], &["--set", "checkpoint.keep_last=2"]].concat());
+    run
+}
+
+#[test]
+fn what_was_computed_otherwise_is_not_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = short_run(dir.path());
+    let names = ["held-out/step-000003.json", "held-out/step-000002.json", "export/adapter/adapter_model.safetensors"];
+    let read = |name: &str| fs::read(run.join(name)).expect(name);
+    let [losses, losses_before, exported] = names.map(read);
+    fs::remove_dir_all(run.join("checkpoints/step-000003")).unwrap();
+    let resume = ["resume", run.to_str().unwrap()];
+    ok(&[&resume[..], &["--set", "train.lr=5e-2", "--allow", "train.lr"]].concat());
+    assert!(read(names[0]) != losses && read(names[2]) != exported);
+    assert!(read("held-out.earlier/step-000003.json") == losses, "nothing is deleted");
+    assert!(read("held-out.earlier/step-000002.json") == losses_before);
+    assert!(read("export.earlier/adapter/adapter_model.safetensors") == exported);
+    ok(&["runs", "verify", run.to_str().unwrap(), "--hashes-only"]);
+
+    // Without it, a later one is told that it goes on with the value that the run was started with.
+    let out = common::output(&resume);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("given too: train.lr: was 0.001, is 0.05"), "{said}");
+}
+
+#[test]
+fn a_finished_run_stays_what_it_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = short_run(dir.path());
+    let resume = ["resume", run.to_str().unwrap()];
+    let verify = ["runs", "verify", run.to_str().unwrap(), "--hashes-only"];
+    let outcome = provenance(&run)["outcome"].clone();
+    ok(&[&resume[..], &["--set", "window.open=[[\"true\"]]"]].concat());
+    ok(&verify);
+    let changed = ["export/adapter/adapter_config.json", "truncation-report.json"].map(|name| run.join(name));
+    let whole = changed.each_ref().map(|path| fs::read(path).unwrap());
+    changed.iter().for_each(|path| fs::write(path, "{}").unwrap());
+    ok(&resume);
+    let said = fails(&verify, 6);
+    assert!(
+        said.contains("2 of ") && said.contains("truncation-report.json, export/adapter/adapter_config.json"),
+        "{said}"
+    );
+    changed.iter().zip(&whole).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+
+    fails(&[&resume[..], &["--set", "window.open=[[\"false\"]]"]].concat(), 6);
+    ok(&verify);
+    let metrics = run.join("metrics.jsonl");
+    let text = fs::read_to_string(&metrics).unwrap();
+    fs::write(&metrics, text.replacen('{', "x", 1)).unwrap();
+    fails(&resume, 6);
+    fs::write(&metrics, text).unwrap();
+    ok(&verify);
+    let kept = provenance(&run)["outcome"].clone();
+    assert_eq!((&kept["exports"], &kept["held_out"]), (&outcome["exports"], &outcome["held_out"]));
+    assert_eq!((&kept["status"], &kept["best"]), (&Value::from("finished"), &outcome["best"]));
+
+    // A checkpoint of another configuration is no place to go on from.
+    let path = run.join("checkpoints/step-000003");
+    let mut other = checkpoint::read(&path).unwrap();
+    other.config_sha256 = "0".repeat(64);
+    fs::remove_dir_all(&path).unwrap();
+    checkpoint::write(&run.join("checkpoints"), &other).unwrap();
+    let said = fails(&resume, 6);
+    assert!(said.contains("run::checkpoint_foreign") && said.contains("step-000003"), "{said}");
 }
 
 /// That a resume was refused for a change of `key`, naming two values.

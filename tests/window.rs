@@ -16,12 +16,14 @@ struct Case {
 }
 
 impl Case {
-    /// With the lines `open` and `close` of `[window]`; `NOTE` in them is the shell command that notes the word after it.
+    /// With the lines `open` and `close` of `[window]`; `NOTE` in them is the shell command that notes the word after it, and
+    /// `RUN` the run folder.
     fn new(open: &str, close: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let note = format!("echo >>{}/notes", folder.path().display());
-        let config =
-            config(folder.path(), &format!("[window]\nopen = {open}\nclose = {close}\n").replace("NOTE", &note));
+        let here = folder.path().display();
+        let lines = format!("[window]\nopen = {open}\nclose = {close}\n");
+        let lines = lines.replace("NOTE", &format!("echo >>{here}/notes")).replace("RUN", &format!("{here}/run"));
+        let config = config(folder.path(), &lines);
         Self { folder, config }
     }
 
@@ -113,11 +115,24 @@ fn a_command_that_fails_stops_the_run_before_the_base_is_loaded() {
 
 #[test]
 fn a_command_that_does_not_end_or_start_is_an_error() {
-    let case = Case::new(r#"[["sleep", "60"]]"#, "[]\ndeadline_s = 1");
+    let case = Case::new(r#"[["sh", "-c", "(sleep 2; NOTE late) & wait"]]"#, "[]\ndeadline_s = 1");
+    let started = Instant::now();
     let said = fails(&words(&case.start()), 6);
-    assert!(said.contains("window.open[0] (sleep 60): killed: it did not end within 1 s"), "{said}");
+    assert!(said.contains("window.open[0] (sh -c ") && said.contains("killed: it did not end within 1 s"), "{said}");
     let said = fails(&["resume", case.run().to_str().unwrap(), "--set", "window.open=[[\"/no/such/program\"]]"], 6);
     assert!(said.contains("window.open[0] (/no/such/program): No such file or directory"), "{said}");
+    // What the killed one had started is gone with it.
+    std::thread::sleep(Duration::from_secs(4).saturating_sub(started.elapsed()));
+    assert_eq!(case.notes(), [""; 0]);
+}
+
+#[test]
+fn a_window_whose_log_cannot_be_written_is_closed() {
+    let case = Case::new(r#"[["sh", "-c", "rm RUN/window.log; mkdir RUN/window.log"]]"#, CLOSE);
+    let out = output(&words(&case.start()));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(case.notes(), ["close-0"]);
+    assert!(said.contains("the seat is back\n") && said.contains("window.log: Is a directory"), "{said}");
 }
 
 #[test]

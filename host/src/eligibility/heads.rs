@@ -2,6 +2,7 @@
 
 use super::ledger::Ledger;
 use crate::error::{Error, Result};
+use crate::run::atomic::folder_of;
 use crate::run::folder::PROVENANCE;
 use crate::run::provenance::LedgerHead;
 use serde::Deserialize;
@@ -9,8 +10,13 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Refuses a ledger that lacks the last line that a run in the folders of `runs` saw in it.
-pub fn refuse_lost_heads(ledger: &Ledger, runs: &Path) -> Result<()> {
+/// Refuses a ledger that lacks the last line that a run saw in it: one under `run.root`, or beside the folder `run`.
+pub fn refuse_lost_heads(ledger: &Ledger, root: &Path, run: Option<&Path>) -> Result<()> {
+    refuse_lost_heads_in(ledger, root)?;
+    run.map_or(Ok(()), |run| refuse_lost_heads_in(ledger, folder_of(run)))
+}
+
+fn refuse_lost_heads_in(ledger: &Ledger, runs: &Path) -> Result<()> {
     /// As much of a provenance as this needs, whatever its schema.
     #[derive(Deserialize)]
     struct Recorded {
@@ -30,7 +36,12 @@ pub fn refuse_lost_heads(ledger: &Ledger, runs: &Path) -> Result<()> {
     for folder in folders {
         let path = folder.map_err(|e| Error::io("list", runs, e))?.path().join(PROVENANCE);
         let text = match fs::read(&path) {
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            // A folder that may not be entered is another user's, and so is its ledger.
+            Err(e)
+                if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied) =>
+            {
+                continue;
+            }
             text => text.map_err(|e| Error::io("read", &path, e))?,
         };
         let recorded: Recorded = serde_json::from_slice(&text).map_err(|e| {

@@ -21,8 +21,8 @@ use manifest::Manifest;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
-/// Has the plugin rule on a run. `own` is the id of a run that was started and trained nothing yet: grants that the
-/// ledger says it used are its own.
+/// Has the plugin rule on a run that will have the folder `run_dir`, where that is known. `own` is the id of a run that was
+/// started and trained nothing yet: grants that the ledger says it used are its own.
 ///
 /// # Errors
 /// `gate::ineligible` where something stands against a corpus and is not overridden, naming it and every grant for that
@@ -31,6 +31,7 @@ pub fn ask(
     config: &Config,
     manifest: Option<&Manifest>,
     plugin: &mut Eligibility,
+    run_dir: Option<&Path>,
     own: Option<&str>,
 ) -> Result<EligibilityRecord> {
     let Some(manifest) = manifest else {
@@ -50,7 +51,7 @@ pub fn ask(
     };
     let mut granted = Vec::new();
     if let Some(ledger) = &ledger {
-        refuse_lost_heads(ledger, &config.run.root)?;
+        refuse_lost_heads(ledger, &config.run.root, run_dir)?;
         granted = written.iter().map(|grant| grant.left_by(ledger, own)).collect();
     }
     let case = CaseFile {
@@ -127,16 +128,16 @@ fn record(case: &CaseFile, ruling: &Ruling, written: &[GrantEntry], by: &str) ->
     }
 }
 
-/// Writes into the ledger which grants `run` uses and returns when that is on disk; where the record has the ledger's
+/// Writes into the ledger which grants `run`, whose folder is `run_dir`, uses and returns when that is on disk; where the record has the ledger's
 /// head, it was done.
 ///
 /// # Errors
 /// `gate::grant_spent` where another run has used the last of a grant since [`ask`]; those of [`Ledger::open`].
-pub fn consume(config: &Config, record: &mut EligibilityRecord, run: &str) -> Result<()> {
+pub fn consume(config: &Config, record: &mut EligibilityRecord, run_dir: &Path, run: &str) -> Result<()> {
     let Some(grants) = config.eligibility.grants.as_ref().filter(|_| record.ledger.is_none()) else { return Ok(()) };
     // Asking took no lock with it: the corpus was read since, which may take long. What was seen then is seen again.
     let mut ledger = Ledger::open(&Ledger::path_for(grants))?;
-    refuse_lost_heads(&ledger, &config.run.root)?;
+    refuse_lost_heads(&ledger, &config.run.root, Some(run_dir))?;
     let mut uses = Vec::new();
     for GrantUse { id, uses: uses_max, .. } in &record.grants {
         let by: Vec<&str> = ledger.uses_of(id).map(|entry| entry.run.as_str()).collect();
@@ -159,10 +160,10 @@ pub fn consume(config: &Config, record: &mut EligibilityRecord, run: &str) -> Re
     Ok(())
 }
 
-/// The record that the run `run` goes on with.
+/// The record that the run `run` in the folder `run_dir` goes on with.
 ///
-/// The ruling stands as it was made: it was on the run, not on a moment of it, and the manifest and the plugin are the
-/// same or the run is refused. Asked anew, a run whose grant has expired since could not be resumed. What is checked is
+/// The ruling stands as it was made: it was on the run, not on a moment of it, and the manifest and the names of the corpora are
+/// the same or the run is refused, whatever is allowed. Asked anew, a run whose grant has expired since could not be resumed. What is checked is
 /// that the ledger still holds what the run used. A run that was killed before it wrote down that it used its grants has
 /// trained nothing and is asked like a new one.
 ///
@@ -173,10 +174,11 @@ pub fn resume(
     manifest: Option<&Manifest>,
     plugin: &mut Eligibility,
     stored: Option<EligibilityRecord>,
+    run_dir: &Path,
     run: &str,
 ) -> Result<EligibilityRecord> {
     let settled = |record: &EligibilityRecord| record.ledger.is_some() || !record.training_eligibility_override;
-    let Some(record) = stored.filter(settled) else { return ask(config, manifest, plugin, Some(run)) };
+    let Some(record) = stored.filter(settled) else { return ask(config, manifest, plugin, Some(run_dir), Some(run)) };
     if let Some(head) = &record.ledger {
         let grants = config.eligibility.grants.as_ref();
         let ledger = Ledger::read(&grants.map_or_else(|| PathBuf::from(&head.path), |path| Ledger::path_for(path)))?;
@@ -184,7 +186,7 @@ pub fn resume(
         if !ledger.holds(head) || !record.grants.iter().all(used) {
             return Err(behind(&ledger, head, run));
         }
-        refuse_lost_heads(&ledger, &config.run.root)?;
+        refuse_lost_heads(&ledger, &config.run.root, Some(run_dir))?;
     }
     Ok(record)
 }

@@ -65,11 +65,11 @@ impl Place {
     fn ask(&self, plugin: &str, own: Option<&str>) -> Result<EligibilityRecord> {
         let config = self.config();
         let manifest = Manifest::read(config.eligibility.manifest.as_ref().unwrap())?;
-        ask(&config, Some(&manifest), &mut load(plugin), own)
+        ask(&config, Some(&manifest), &mut load(plugin), Some(&self.path("elsewhere/new")), own)
     }
 
     fn consume(&self, record: &mut EligibilityRecord, run: &str) -> Result<()> {
-        consume(&self.config(), record, run)
+        consume(&self.config(), record, &self.path("elsewhere/new"), run)
     }
 
     /// Asks and consumes.
@@ -83,7 +83,7 @@ impl Place {
     fn resume(&self, stored: &EligibilityRecord, run: &str) -> Result<EligibilityRecord> {
         let config = self.config();
         let manifest = Manifest::read(config.eligibility.manifest.as_ref().unwrap())?;
-        resume(&config, Some(&manifest), &mut load("strict"), Some(stored.clone()), run)
+        resume(&config, Some(&manifest), &mut load("strict"), Some(stored.clone()), &self.path("elsewhere/new"), run)
     }
 
     /// The provenance of a run, as far as it matters here.
@@ -100,7 +100,7 @@ fn load(plugin: &str) -> Eligibility {
 #[test]
 fn without_a_manifest_nothing_is_asked_and_the_record_says_so() {
     let place = Place::new(MANIFEST, GRANTS);
-    let record = ask(&place.config(), None, &mut load("strict"), None).unwrap();
+    let record = ask(&place.config(), None, &mut load("strict"), None, None).unwrap();
     let verdict = "not asked: no eligibility.manifest".to_string();
     assert_eq!(record, EligibilityRecord { verdict, ..Default::default() });
 }
@@ -222,9 +222,18 @@ fn a_ledger_that_lost_what_any_run_saw_is_refused() {
 
     let text = std::fs::read_to_string(place.ledger()).unwrap();
     std::fs::write(place.ledger(), text.split_inclusive('\n').next().unwrap()).unwrap();
-    let error = place.ask("one-run-grant", None).unwrap_err();
-    assert_eq!(error.code(), "gate::ledger_behind");
-    assert!(error.message().contains("run run-2 left: its line 2 was "), "{error}");
+    let refused = || {
+        let error = place.ask("one-run-grant", None).unwrap_err();
+        assert_eq!(error.code(), "gate::ledger_behind");
+        assert!(error.message().contains("run run-2 left: its line 2 was "), "{error}");
+    };
+    refused();
+    // Also where the runs lie beside the new one and not under `run.root`.
+    std::fs::rename(place.path("runs/run-2"), place.path("run-2")).unwrap();
+    place.ask("one-run-grant", None).unwrap();
+    std::fs::create_dir(place.path("elsewhere")).unwrap();
+    std::fs::rename(place.path("run-2"), place.path("elsewhere/run-2")).unwrap();
+    refused();
     // One made anew is not the one that was lost.
     std::fs::remove_file(place.ledger()).unwrap();
     Ledger::create(&place.ledger()).unwrap();

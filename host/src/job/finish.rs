@@ -11,6 +11,7 @@ use crate::model::checkpoint::Checkpoint;
 use crate::model::lora::group;
 use crate::plugins::{Exporter, Kind, PluginRef};
 use crate::report::{Reporter, duration};
+use crate::run::atomic;
 use crate::run::folder::{
     CONFIG, CORPUS, EXPORT, FILTER, HELD_OUT, METRICS, RunFolder, TIMING, TRUNCATION, WINDOW_LOG,
 };
@@ -160,6 +161,19 @@ impl Exports<'_> {
         }
         Ok(())
     }
+}
+
+/// Puts held-out losses and exports aside that were computed otherwise than what follows: an evaluation or an export that is in
+/// its place is taken for that of this run.
+///
+/// # Errors
+/// Class `io`.
+pub fn set_results_aside(folder: &RunFolder, reporter: &mut Reporter) -> Result<()> {
+    for path in [HELD_OUT, EXPORT].map(|name| folder.file(name)).iter().filter(|path| path.exists()) {
+        let aside = atomic::set_aside(path, "earlier")?;
+        reporter.warn(format!("{} was computed otherwise and is now {}", path.display(), aside.display()));
+    }
+    atomic::sync_folder(folder.path())
 }
 
 /// Configuration, reports, logs and held-out losses of a run, hashed, by path within the run folder.

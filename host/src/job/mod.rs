@@ -25,10 +25,10 @@ use crate::model::adapter::Adapter;
 use crate::model::lora::LoraPlan;
 use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
-use crate::run::changes::refuse_changes;
-use crate::run::checkpoint::{self, newest_whole};
+use crate::run::changes::{Change, refuse_changes};
+use crate::run::checkpoint::{self, Checkpoint, newest_whole};
 use crate::run::clock::utc_now;
-use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION};
+use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION, WINDOW_LOG};
 use crate::run::manifest::{MicroBatches, OrderManifest};
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
@@ -66,7 +66,7 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     let _lease = gates::take_device(config, &mut records, reporter)?;
     let manifest = manifest(config)?;
     let mut policies = Policies::load(&config.plugins)?;
-    let eligibility = eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, None)?;
+    let eligibility = eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, run_dir, None)?;
     say(&eligibility, reporter);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
     let place = run_dir.unwrap_or(&config.run.root);
@@ -80,15 +80,15 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     let mut provenance = inputs::provenance(folder.path(), resolved, &prepared)?;
     provenance.eligibility = Some(eligibility);
     provenance.gates = records;
-    atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Refuse)?;
+    atomic::write(&folder.file(CONFIG), config::to_toml(resolved)?.as_bytes(), Existing::Replace)?;
     let report = serde_json::to_vec_pretty(&prepared.corpus.report).expect("a report is numbers and strings");
-    atomic::write(&folder.file(TRUNCATION), &report, Existing::Refuse)?;
+    atomic::write(&folder.file(TRUNCATION), &report, Existing::Replace)?;
     let Corpus { files, sources, duplicates, .. } = &prepared.corpus;
     let corpus = json!({"files": files, "sources": sources, "duplicates": duplicates});
     let corpus = serde_json::to_vec_pretty(&corpus).expect("a report is numbers and strings");
-    atomic::write(&folder.file(CORPUS), &corpus, Existing::Refuse)?;
+    atomic::write(&folder.file(CORPUS), &corpus, Existing::Replace)?;
     let filtered = serde_json::to_vec_pretty(&prepared.corpus.filtered).expect("a report is numbers and strings");
-    atomic::write(&folder.file(FILTER), &filtered, Existing::Refuse)?;
+    atomic::write(&folder.file(FILTER), &filtered, Existing::Replace)?;
     provenance.write(&folder)?;
     let session = Session { config, folder: &folder, stop: &stop, started };
     let window = Window::new(&config.window, &folder);
@@ -136,7 +136,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     let manifest = manifest(config)?;
     let mut policies = Policies::load(&config.plugins)?;
     let (stored, run) = (provenance.eligibility.take(), &provenance.run_id);
-    let eligibility = eligibility::resume(config, manifest.as_ref(), &mut policies.eligibility, stored, run)?;
+    let eligibility = eligibility::resume(config, manifest.as_ref(), &mut policies.eligibility, stored, dir, run)?;
     say(&eligibility, reporter);
     provenance.eligibility = Some(eligibility);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
@@ -152,12 +152,23 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     for broken in &newest.broken {
         reporter.warn(format!("passed over: {broken}"));
     }
+    if let Some((path, checkpoint)) = &newest.checkpoint {
+        refuse_foreign(path, checkpoint, &provenance)?;
+    }
+    let before = provenance.resumes.last().map_or(&[][..], |resume| &resume.allowed);
+    for change in deciding(before).filter(|change| !allowed.contains(change)) {
+        reporter.warn(format!(
+            "the resume before went on with another value, which this one has to be given too: {change}"
+        ));
+    }
+    // Then what was computed since the checkpoint is what this process would compute.
+    let as_before = deciding(before).eq(deciding(&allowed));
     let step = newest.checkpoint.as_ref().map_or(0, |(_, c)| c.step);
     reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
     let session = Session { config, folder: &folder, stop: &stop, started };
     provenance.order_manifest = Some(session.commit_order(&prepared)?);
-    provenance.resumed(step, allowed);
-    provenance.write(&folder)?;
+    // A run that is done stays what it recorded, until something of it is computed otherwise or anew.
+    let done = provenance.finished().is_some_and(|outcome| outcome.step == step) && as_before;
     session.conclude(window, provenance, reporter, |session, provenance, reporter| {
         session.check_room(&prepared, provenance, reporter)?;
         session.consume_grants(provenance)?;
@@ -183,8 +194,32 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
                 (adapter, optimizer)
             }
         };
+        if !as_before {
+            finish::set_results_aside(&folder, reporter)?;
+        }
+        let outcome = provenance.outcome.take().filter(|_| done);
+        provenance.resumed(step, allowed);
+        provenance.outcome = outcome;
+        provenance.write(&folder)?;
         session.train(&mut prepared, &engine, Progress { step, adapter, optimizer }, provenance, reporter)
     })
+}
+
+/// Those of the changes that decide what is computed: when a run is saved does not.
+fn deciding(changes: &[Change]) -> impl Iterator<Item = &Change> {
+    changes.iter().filter(|change| change.key != SCHEDULER)
+}
+
+/// # Errors
+/// `run::checkpoint_foreign` for a checkpoint of a run with another configuration.
+fn refuse_foreign(path: &Path, checkpoint: &Checkpoint, provenance: &Provenance) -> Result<()> {
+    if checkpoint.config_sha256 == provenance.config_sha256 {
+        return Ok(());
+    }
+    let message = format!("{} was written with the configuration {}", path.display(), checkpoint.config_sha256);
+    Err(Error::new("run::checkpoint_foreign", message)
+        .expected(format!("{}, that of run {}", provenance.config_sha256, provenance.run_id))
+        .help("it is another run's: move it out of the folder"))
 }
 
 /// The corpus manifest of a configuration that names one.
@@ -208,7 +243,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Opens the window, runs `work`, closes the window and writes how it ended into provenance, also when it failed.
+    /// Opens the window, runs `work`, closes the window and writes how it ended into provenance, also when it failed; a run that
+    /// is finished, and of which `work` leaves that, keeps its outcome.
     fn conclude(
         &self,
         window: Window,
@@ -216,6 +252,8 @@ impl Session<'_> {
         reporter: &mut Reporter,
         work: impl FnOnce(&Self, &mut Provenance, &mut Reporter) -> Result<Outcome>,
     ) -> Result<()> {
+        let recorded = |outcome: &Outcome| outcome.files.get(Path::new(WINDOW_LOG)).map(|file| file.sha256.clone());
+        let log_as_recorded = provenance.finished().map(recorded) == Some(self.window_log().map(|log| log.sha256));
         let compiled = device::count_compiled(&self.config.model.device);
         let ended = window.open(self.stop, reporter).and_then(|()| match self.stop.is_set() {
             true => Ok(self.interrupted("a signal asked it to stop", self.saved_step(), reporter)),
@@ -224,6 +262,15 @@ impl Session<'_> {
         reporter.finish_steps();
         let closed = window.close(reporter);
         provenance.jit.compiled = Some(compiled());
+        if provenance.finished().is_some() {
+            // Nothing is hashed anew, so that what somebody changed since is still found, but for what this process wrote.
+            if let (Some(outcome), Some(log)) = (&mut provenance.outcome, self.window_log().filter(|_| log_as_recorded))
+            {
+                outcome.files.insert(WINDOW_LOG.into(), log);
+            }
+            provenance.write(self.folder)?;
+            return ended.and(closed);
+        }
         match ended.and_then(|outcome| Ok(Outcome { files: finish::hash_files(self.folder)?, ..outcome })) {
             Ok(outcome) => {
                 let step = outcome.step;
@@ -244,6 +291,11 @@ impl Session<'_> {
                 Err(self.with_resume_help(error, step))
             }
         }
+    }
+
+    /// The log of the window, hashed, where there is one.
+    fn window_log(&self) -> Option<FileHash> {
+        FileHash::of(&self.folder.file(WINDOW_LOG)).ok()
     }
 
     /// Steps of the newest whole checkpoint, 0 without one.
@@ -272,7 +324,7 @@ impl Session<'_> {
     /// Nothing is trained before the grants that permit it are in the ledger as used by this run.
     fn consume_grants(&self, provenance: &mut Provenance) -> Result<()> {
         let Some(record) = &mut provenance.eligibility else { return Ok(()) };
-        eligibility::consume(self.config, record, &provenance.run_id)?;
+        eligibility::consume(self.config, record, self.folder.path(), &provenance.run_id)?;
         provenance.write(self.folder)
     }
 

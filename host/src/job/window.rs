@@ -143,7 +143,7 @@ impl Commands {
         if *begun {
             note("interrupted again: window.close, then the end");
             if let Some(opening) = &*lock(&self.opening) {
-                _ = lock(opening).kill();
+                kill(&mut lock(opening));
             }
         }
         if let Err(error) = self.close_held(begun, &note) {
@@ -157,15 +157,20 @@ impl Commands {
         Error::new(code, problem).expected("exit status 0").help(format!("what it printed is in {log}"))
     }
 
-    /// Starts one command, its output appended to the log. It has a process group of its own: Ctrl-C is for the run, which
+    /// Starts one command, its output appended to the log, or shown where that cannot be written: what is open is closed all the
+    /// same. It has a process group of its own: Ctrl-C is for the run, which
     /// closes the window afterwards.
     fn start(&self, name: &str, command: &[String], say: Say) -> io::Result<Running> {
         let shown = command.join(" ");
         say(format!("window      {name}: {shown}"));
-        let log = self.log(format_args!("{} {name}: {shown}", utc_now()))?;
+        let log = self.log(format_args!("{} {name}: {shown}", utc_now()));
         let (program, arguments) = command.split_first().expect("checked with the configuration");
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        command.args(arguments).stdin(Stdio::null()).process_group(0);
+        match log.and_then(|log| Some((log.try_clone().ok()?, log))) {
+            Some((out, err)) => command.stdout(out).stderr(err),
+            None => command.stdout(io::stderr()).stderr(io::stderr()),
+        };
         Ok(Arc::new(Mutex::new(command.spawn()?)))
     }
 
@@ -178,11 +183,9 @@ impl Commands {
             Ok(None) => format!("killed: it did not end within {} s", self.config.deadline_s),
             Err(e) => e.to_string(),
         };
-        let logged = self.log(format_args!("{} {name}: {outcome}, {}", utc_now(), duration(since.elapsed())));
+        self.log(format_args!("{} {name}: {outcome}, {}", utc_now(), duration(since.elapsed())));
         match ended {
-            Ok(Some(status)) if status.success() => {
-                logged.map(drop).map_err(|e| format!("{}: {e}", self.log.display()))
-            }
+            Ok(Some(status)) if status.success() => Ok(()),
             _ => Err(format!("{name} ({}): {outcome}", command.join(" "))),
         }
     }
@@ -197,7 +200,7 @@ impl Commands {
                 return Ok(ended);
             }
             if since.elapsed() >= deadline {
-                child.kill()?;
+                kill(&mut child);
                 child.wait()?;
                 return Ok(None);
             }
@@ -206,11 +209,20 @@ impl Commands {
         }
     }
 
-    /// Appends a line to the log, and returns it for what comes next.
-    fn log(&self, line: std::fmt::Arguments) -> io::Result<File> {
-        let mut log = OpenOptions::new().append(true).create(true).open(&self.log)?;
-        log.write_all(format!("{line}\n").as_bytes())?;
-        Ok(log)
+    /// Appends a line to the log, and returns it for what comes next; nothing where it cannot be written, which is said.
+    fn log(&self, line: std::fmt::Arguments) -> Option<File> {
+        let log = OpenOptions::new().append(true).create(true).open(&self.log);
+        let logged = log.and_then(|mut log| log.write_all(format!("{line}\n").as_bytes()).map(|()| log));
+        logged.inspect_err(|e| note(format_args!("warning: {}: {e}; not logged: {line}", self.log.display()))).ok()
+    }
+}
+
+/// Kills a command that still runs, with everything that it started and did not take out of its process group.
+fn kill(child: &mut Child) {
+    if let Ok(None) = child.try_wait() {
+        // The standard library knows no groups; where there is no `kill`, its children stay.
+        _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).stderr(Stdio::null()).status();
+        _ = child.kill();
     }
 }
 

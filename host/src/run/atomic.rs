@@ -73,7 +73,7 @@ pub(crate) fn leftovers(path: &Path) -> Vec<PathBuf> {
 }
 
 /// Makes a file or folder under the first free name of `path`, `path-2`, `path-3` and so on.
-pub(super) fn make_first_free<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(PathBuf, T)> {
+fn make_first_free<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(PathBuf, T)> {
     let mut candidate = path.to_path_buf();
     let mut number = 1;
     loop {
@@ -90,13 +90,24 @@ pub(super) fn make_first_free<T>(path: &Path, make: impl Fn(&Path) -> io::Result
     }
 }
 
+/// Renames `path` to the first free name of `path.why`, `path.why-2` and so on, and returns it.
+///
+/// # Errors
+/// Class `io`.
+pub(crate) fn set_aside(path: &Path, why: &str) -> Result<PathBuf> {
+    let (target, ()) = make_first_free(&path.with_extension(why), |target| {
+        if taken(target) { Err(io::ErrorKind::AlreadyExists.into()) } else { fs::rename(path, target) }
+    })?;
+    Ok(target)
+}
+
 /// Makes the names in a folder durable.
 pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| Error::io("sync", folder, e))
 }
 
 /// Whether anything has this name, a dangling link included.
-pub(super) fn taken(path: &Path) -> bool {
+pub(crate) fn taken(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 

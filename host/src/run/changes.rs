@@ -54,8 +54,10 @@ impl fmt::Display for Change {
 /// is left of the changes is returned: the exceptions under which the run goes on.
 ///
 /// # Errors
-/// `run::changed`, naming each change with both values, and why one of `allow` is none that can be allowed.
+/// `run::changed`, naming each change with both values, and why one of `allow` is none that can be allowed; `usage::allow` for
+/// one that names nothing.
 pub fn refuse_changes(stored: &Provenance, now: &Provenance, allow: &[String]) -> Result<Vec<Change>> {
+    refuse_unknown(stored, now, allow)?;
     let changes = changes(stored, now);
     let allowed = |change: &Change| {
         let earlier = stored.resumes.iter().any(|resume| resume.allowed.contains(change));
@@ -97,7 +99,28 @@ fn fixed(key: &str) -> Option<&'static str> {
         "train.epochs" | "train.max_steps" | "train.micro_batch" | "train.accumulation" => {
             Some("the steps that are written down would be others")
         }
+        "corpus-manifest" => Some("what stands against the corpora was ruled on by it"),
+        _ if key.starts_with("data.sources[") && key.ends_with(".root") => {
+            Some("what stands against the corpora was ruled on by their names")
+        }
         _ => None,
+    }
+}
+
+/// Kinds of things that may have changed, beside keys of the configuration.
+const KINDS: [&str; 10] =
+    ["base", "tokenizer", "template", "corpus", "adapter", "plugin", "kernel", "device", "instruction-sets", "version"];
+
+/// Refuses a name among `allow` that nothing is called.
+fn refuse_unknown(stored: &Provenance, now: &Provenance, allow: &[String]) -> Result<()> {
+    let (was, is) = (fingerprint(stored), fingerprint(now));
+    let known = KINDS.into_iter().chain(was.keys().chain(is.keys()).chain(now.config.keys()).map(String::as_str));
+    let unknown = allow.iter().find(|name| !known.clone().any(|key| names(std::slice::from_ref(name), key)));
+    match unknown {
+        None => Ok(()),
+        Some(name) => Err(Error::new("usage::allow", format!("`--allow {name}` names nothing that can change"))
+            .expected(format!("one of {}, or a key of the configuration such as train.lr", KINDS.join(", ")))
+            .help("without it, the error names what changed")),
     }
 }
 
@@ -262,6 +285,15 @@ mod tests {
             assert!(error.message().contains(&format!("{key}: was ")), "{error}");
             assert!(error.message().contains("is 7 (--allow cannot help: "), "{error}");
             assert!(!error.to_string().contains("--allow '"), "{error}");
+        }
+        let mut now = stored.clone();
+        now.inputs.corpus_manifest = now.inputs.tokenizer.clone();
+        let error = refuse_changes(&stored, &now, &["corpus-manifest".to_string()]).unwrap_err();
+        assert!(error.message().contains("(--allow cannot help: what stands against the corpora"), "{error}");
+        for unknown in ["nosuch", "train", "kernel/nosuch"] {
+            let error = refuse_changes(&stored, &stored, &[unknown.to_string()]).unwrap_err();
+            assert_eq!(error.code(), "usage::allow");
+            assert!(error.to_string().contains("one of base, tokenizer, "), "{error}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! What the files mean is the caller's: adapters, optimiser state, random generators, plugin state.
 
-use super::atomic::{make_beside, make_first_free, sync_folder, taken, write_synced};
+use super::atomic::{make_beside, set_aside, sync_folder, taken, write_synced};
 use crate::error::{Error, Result};
 use crate::hash::sha256;
 use serde::{Deserialize, Serialize};
@@ -98,7 +98,10 @@ pub fn write(checkpoints: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
                 let message = format!("{} is another whole checkpoint of step {step}", path.display());
                 return Err(Error::new("run::checkpoint_exists", message));
             }
-            Err(_) => set_aside(&path)?,
+            Err(_) => {
+                let aside = set_aside(&path, "broken")?;
+                tracing::warn!("{} is broken and now called {}", path.display(), aside.display());
+            }
         }
     }
 
@@ -121,15 +124,6 @@ fn fill(folder: &Path, checkpoint: &Checkpoint) -> Result<()> {
     }
     write_synced(&folder.join(MANIFEST), &manifest_text(checkpoint))?;
     sync_folder(folder)
-}
-
-fn set_aside(path: &Path) -> Result<()> {
-    let target = path.with_extension("broken");
-    let (target, ()) = make_first_free(&target, |target| {
-        if taken(target) { Err(io::ErrorKind::AlreadyExists.into()) } else { fs::rename(path, target) }
-    })?;
-    tracing::warn!("{} is broken and now called {}", path.display(), target.display());
-    Ok(())
 }
 
 fn manifest_text(checkpoint: &Checkpoint) -> Vec<u8> {

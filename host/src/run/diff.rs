@@ -48,6 +48,14 @@ fn asked_and_used(run: &Provenance) -> BTreeMap<String, String> {
     out.extend(driver.clone().map(|driver| ("driver".into(), driver)));
     out.extend(environment.iter().map(|(name, value)| (format!("environment {name}"), value.clone())));
     out.extend(run.program.git_revision.clone().map(|revision| ("git revision".into(), revision)));
+    let mut allowed = BTreeMap::<&str, Vec<&str>>::new();
+    for change in run.resumes.iter().flat_map(|resume| &resume.allowed) {
+        let (values, is) = (allowed.entry(&change.key).or_default(), change.is.as_deref().unwrap_or("absent"));
+        if !values.contains(&is) {
+            values.push(is);
+        }
+    }
+    out.extend(allowed.into_iter().map(|(key, values)| (format!("resumed with {key}"), values.join(", "))));
     out
 }
 
@@ -140,7 +148,7 @@ mod tests {
             }
             p.inputs.corpus.push(p.inputs.corpus[0].clone());
         };
-        let edits: [(&str, Edit); 9] = [
+        let edits: [(&str, Edit); 10] = [
             ("model.weights: \"f32\" | \"bf16\"\n", bf16),
             ("plugin/sampler: shuffled 0.1.0", sampler),
             ("device: ", machine),
@@ -154,6 +162,11 @@ mod tests {
             ("threads: 2 | 7\n", |p| p.machine.threads = 7),
             ("environment TUNEHOST_ISA: absent | avx2\n", |p| {
                 p.machine.environment.insert("TUNEHOST_ISA".into(), "avx2".into());
+            }),
+            ("resumed with train.lr: absent | 0.25\n", |p| {
+                let lr = || vec![Change { key: "train.lr".into(), was: Some("0.5".into()), is: Some("0.25".into()) }];
+                p.resumed(3, lr());
+                p.resumed(4, lr());
             }),
             ("template: absent | ", |p| p.inputs.template = p.inputs.tokenizer.clone()),
         ];

@@ -33,6 +33,9 @@ pub const HELD_OUT: &str = "held-out";
 /// Folder of the exported adapter and model.
 pub const EXPORT: &str = "export";
 const LOCK: &str = "run.lock";
+/// What a run writes before [`PROVENANCE`]: where there is a lock, and nothing but these and half-written files, a run was killed
+/// before it began.
+const BEFORE_PROVENANCE: [&str; 5] = [LOCK, CONFIG, TRUNCATION, CORPUS, FILTER];
 
 /// A run folder in use by this process. Other processes are refused until it is dropped or the process ends.
 #[derive(Debug)]
@@ -64,13 +67,14 @@ impl RunFolder {
     /// # Errors
     /// `run::folder_not_empty`.
     pub fn check_free(path: &Path) -> Result<()> {
-        if taken(path) { refuse_unless_empty(path, &[]) } else { Ok(()) }
+        if taken(path) { refuse_unless_empty(path, path.join(LOCK).is_file()) } else { Ok(()) }
     }
 
-    /// Makes `path` a run folder. It may exist if it is empty.
+    /// Makes `path` a run folder. It may exist if it is empty, or if all that is in it is what a run left that was killed before
+    /// its provenance was written.
     ///
     /// # Errors
-    /// `run::folder_not_empty`, whatever is in it.
+    /// `run::folder_not_empty`, whatever else is in it; `run::locked`.
     pub fn create_at(path: &Path) -> Result<Self> {
         Self::check_free(path)?;
         if !taken(path) {
@@ -83,7 +87,7 @@ impl RunFolder {
     fn take_empty(path: PathBuf) -> Result<Self> {
         let lock = lock(&path)?;
         // Another process may have come, worked and gone since the folder was seen empty.
-        refuse_unless_empty(&path, &[LOCK])?;
+        refuse_unless_empty(&path, true)?;
         Ok(Self { path, _lock: lock })
     }
 
@@ -94,7 +98,14 @@ impl RunFolder {
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join(PROVENANCE).is_file() {
             let message = format!("{} is no run folder that can be resumed", path.display());
-            return Err(Error::new("run::not_a_run", message).expected(format!("a folder with {PROVENANCE} in it")));
+            let error = Error::new("run::not_a_run", message).expected(format!("a folder with {PROVENANCE} in it"));
+            return Err(match path.join(LOCK).is_file() {
+                true => error.help(format!(
+                    "a run was killed in it before it began: tunehost run CONFIG --run-dir {}",
+                    path.display()
+                )),
+                false => error,
+            });
         }
         Ok(Self { path: path.into(), _lock: lock(path)? })
     }
@@ -110,10 +121,13 @@ impl RunFolder {
     }
 }
 
-fn refuse_unless_empty(path: &Path, allowed: &[&str]) -> Result<()> {
+/// `killed`: but for what a run that was `killed` before it began may have left.
+fn refuse_unless_empty(path: &Path, killed: bool) -> Result<()> {
     for entry in fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
         let name = entry.map_err(|e| Error::io("list", path, e))?.file_name();
-        if !allowed.iter().any(|allowed| *allowed == name) {
+        let half_written = || name.to_str().is_some_and(|name| name.starts_with('.') && name.contains(".tmp-"));
+        let left = || BEFORE_PROVENANCE.iter().any(|own| *own == name) || half_written();
+        if !(killed && left()) {
             let message = format!("{} is not empty: it holds {}", path.display(), name.display());
             let error = Error::new("run::folder_not_empty", message).expected("a new or an empty folder");
             let resumable = path.join(PROVENANCE).is_file();
@@ -179,6 +193,24 @@ mod tests {
         let error = RunFolder::create_at(&path).unwrap_err().to_string();
         assert!(error.contains("tunehost resume"), "{error}");
         assert_eq!(RunFolder::open(&path).unwrap().path(), path);
+    }
+
+    #[test]
+    fn a_folder_whose_run_was_killed_before_it_began_is_taken() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("run");
+        let run = RunFolder::create_at(&path).unwrap();
+        for name in [CONFIG, TRUNCATION, ".provenance.json.tmp-17"] {
+            fs::write(run.file(name), "").unwrap();
+        }
+        assert_eq!(RunFolder::create_at(&path).unwrap_err().code(), "run::locked");
+        drop(run);
+        let error = RunFolder::open(&path).unwrap_err().to_string();
+        assert!(error.contains("run::not_a_run") && error.contains("tunehost run CONFIG --run-dir "), "{error}");
+        drop(RunFolder::create_at(&path).unwrap());
+        // Without its lock, a file of such a name is somebody's.
+        fs::remove_file(path.join(LOCK)).unwrap();
+        assert_eq!(RunFolder::create_at(&path).unwrap_err().code(), "run::folder_not_empty");
     }
 
     #[test]

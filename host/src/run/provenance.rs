@@ -356,6 +356,11 @@ impl Provenance {
         self.outcome = None;
     }
 
+    /// How the run ended, where every step is done.
+    pub fn finished(&self) -> Option<&Outcome> {
+        self.outcome.as_ref().filter(|outcome| outcome.status == Status::Finished)
+    }
+
     /// Writes the file, or replaces the one that this run wrote before.
     pub fn write(&self, folder: &RunFolder) -> Result<()> {
         let mut text = serde_json::to_vec_pretty(self).expect("provenance has string keys");

@@ -43,7 +43,8 @@ pub fn nothing_trained(steps: &[Step], records: &[Record]) -> Result<String> {
 }
 
 /// Compares the mean tokens of the planned steps with what the configuration says. The last step of an epoch, which may be
-/// a part of one, does not count where there are others.
+/// a part of one, does not count where there are others; a plan of one step that ran out of records is measured by
+/// `gates.tokens_per_step_planned` alone.
 ///
 /// # Errors
 /// `gate::tokens_per_step`, with both numbers.
@@ -72,7 +73,9 @@ pub fn tokens_per_step(steps: &[Step], records: &[Record], train: &TrainConfig, 
         group(planned.round() as usize)
     );
     let factor = gates.tokens_per_step_factor;
-    if mean * factor >= planned && mean <= planned * factor || steps.len() == 1 {
+    let ran_out = steps.len() == 1 && steps[0].batches.len() < train.accumulation as usize;
+    let measured = gates.tokens_per_step_planned.is_some() || !ran_out;
+    if mean * factor >= planned && mean <= planned * factor || !measured {
         return Ok(said);
     }
     Err(Error::new("gate::tokens_per_step", said)
@@ -163,6 +166,19 @@ mod tests {
             let gates = GatesConfig { tokens_per_step_planned: Some(planned), ..gates.clone() };
             assert_eq!(tokens_per_step(&in_order(20), &records, &train, &gates).is_ok(), passes, "{planned}");
         }
+    }
+
+    #[test]
+    fn a_plan_of_one_step_is_measured_unless_the_records_ran_out() {
+        let records: Vec<Record> = (0..2).map(|_| record(0, 100, true)).collect();
+        let plan = in_order(2);
+        let told = |micro_batch, accumulation, tokens_per_step_planned| {
+            let train = TrainConfig { micro_batch, accumulation, ..TrainConfig::default() };
+            let gates = GatesConfig { tokens_per_step_planned, ..GatesConfig::default() };
+            tokens_per_step(&plan, &records, &train, &gates).is_err()
+        };
+        assert!(told(4, 2, None) && !told(1, 2, None) && !told(1, 64, None));
+        assert!(told(1, 64, Some(9000)) && !told(1, 64, Some(200)));
     }
 
     #[test]
