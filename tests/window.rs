@@ -169,6 +169,8 @@ fn a_second_interrupt_closes_the_window_before_it_ends_the_process() {
         wait_for(&begun);
         let interrupted = Instant::now();
         send("-INT", &child);
+        // Two that are pending together are one.
+        std::thread::sleep(Duration::from_millis(500));
         send("-INT", &child);
         let out = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&out.stderr);
