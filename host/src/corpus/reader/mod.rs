@@ -18,11 +18,13 @@ pub use shape::COLUMNS;
 pub use stream::Compression;
 
 use crate::error::{Error, Result};
+use regex::Regex;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// Keys of a record and the names that a file's columns have instead.
 pub type Columns = BTreeMap<String, String>;
@@ -130,6 +132,14 @@ pub fn parse_row(path: &Path, line: u64, bytes: &[u8], columns: &Columns) -> Res
         return Ok(None);
     }
     let value: Value = serde_json::from_str(text).map_err(|e| bad_json(&at, e))?;
+    if let Some(integer) = rounded_integer(&value, text) {
+        return Err(Error::new(
+            "corpus::bad_json",
+            format!("{at}: {integer} has more than 64 bits and would be rounded"),
+        )
+        .expected("integers of at most 64 bits")
+        .help("write it as text, in quotes"));
+    }
     let Value::Object(mut object) = value else {
         return Err(
             Error::new("corpus::unknown_shape", format!("{at}: the row is {}", kind(&value))).expected("a JSON object")
@@ -150,6 +160,23 @@ pub fn parse_row(path: &Path, line: u64, bytes: &[u8], columns: &Columns) -> Res
     let named = !object.get("id").is_none_or(Value::is_null);
     let (shape, content) = shape::content(&at, &mut object, columns)?;
     Ok(Some(RawRecord { id, named, line, shape, content }))
+}
+
+/// An integer in the row's `text` that does not come back as it is written: what is too large for 64 bits is parsed as a float.
+fn rounded_integer<'a>(value: &Value, text: &'a str) -> Option<&'a str> {
+    static LONG: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"[\[:,\s](-?[0-9]{19,})[\],}\s]").expect("the pattern is a constant"));
+    fn rounded(value: &Value) -> bool {
+        match value {
+            Value::Number(number) => {
+                number.is_f64() && number.as_f64().is_some_and(|float| float.abs() >= 2f64.powi(63))
+            }
+            Value::Array(list) => list.iter().any(rounded),
+            Value::Object(object) => object.values().any(rounded),
+            _ => false,
+        }
+    }
+    rounded(value).then(|| LONG.captures(text).and_then(|found| found.get(1)))?.map(|found| found.as_str())
 }
 
 /// A row is parsed by itself: the line that the parser counts is always its first.

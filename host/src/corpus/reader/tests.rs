@@ -108,6 +108,12 @@ fn broken_lines_are_named() {
     refused(r#"{"id": [1], "text": "a"}"#, "corpus::unknown_shape", "`id` is a list");
     let deep = format!("{{\"text\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
     refused(deep, "corpus::bad_json", "recursion");
+    let beyond = r#"{"text": "a", "meta": [{"n": 123456789012345678901234567890}]}"#;
+    refused(beyond, "corpus::bad_json", "123456789012345678901234567890 has more than 64 bits");
+    assert!(
+        parse(r#"{"text": "a 123456789012345678901", "n": [18446744073709551615, -9223372036854775808, 1e30]}"#)
+            .is_ok()
+    );
 }
 
 #[test]
