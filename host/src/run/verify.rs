@@ -1,5 +1,5 @@
 //! Whether what a run recorded is still what is there: every input, log, checkpoint and export is hashed again. What was
-//! computed is computed again by [`job::recompute`](crate::job::recompute).
+//! computed is computed again by `job::recompute`.
 
 use super::changes::config_sha256;
 use super::checkpoint;
