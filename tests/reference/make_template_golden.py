@@ -112,6 +112,7 @@ METHODS = [f"{{{{ {text!r}.{call} }}}}" for text in ["a,b,,c", " one  two\tthree
 
 METHODS += [f"{{{{ {value} | {filter} }}}}" for value in ["['a', none, 1.5, 'it']", "true", "\"it's o'neil (ÉTÉ) a-b\"", "17"]
             for filter in ["upper", "lower", "title", "capitalize", "replace('a', 'b')", "replace('t', 'T', 1)"]]
+METHODS += ["{{ 'aab' | replace('a', 'b', count=1) }}", "{{ 'aab' | replace('a', 'b', -1) }}", "{{ 'aab' | replace(old='a', new='b') }}"]
 METHODS += ["{{ true is number }}", "{{ 'a' is number }}"]
 REASONING = ["reasoning_content", "thinking", "reasoning"]
 

@@ -21,10 +21,23 @@ pub fn add_filters(env: &mut Environment) {
     env.add_filter("lower", |value: &Value| python::str(value).to_lowercase());
     env.add_filter("title", |value: &Value| title(&python::str(value)));
     env.add_filter("capitalize", |value: &Value| capitalize(&python::str(value)));
-    env.add_filter("replace", |value: &Value, from: &Value, to: &Value, count: Option<usize>| {
-        let (text, from, to) = (python::str(value), python::str(from), python::str(to));
-        count.map_or_else(|| text.replace(&from, &to), |count| text.replacen(&from, &to, count))
-    });
+    env.add_filter("replace", replace);
+}
+
+/// A negative count is none.
+fn replace(
+    value: &Value,
+    from: Option<Value>,
+    to: Option<Value>,
+    count: Option<i64>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let [from, to] = [(from, "old"), (to, "new")].map(|(given, name)| given.map_or_else(|| kwargs.get(name), Ok));
+    let (text, from, to) = (python::str(value), python::str(&from?), python::str(&to?));
+    let count = count.map_or_else(|| kwargs.get("count"), |count| Ok(Some(count)))?;
+    kwargs.assert_all_used()?;
+    let count = count.and_then(|count: i64| usize::try_from(count).ok());
+    Ok(count.map_or_else(|| text.replace(&from, &to), |count| text.replacen(&from, &to, count)))
 }
 
 /// Jinja's own: a word begins behind white space, a hyphen or an opening bracket.

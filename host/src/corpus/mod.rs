@@ -201,7 +201,9 @@ fn first_of_file(encoder: &Encoder, path: &Path, columns: &Columns, count: usize
             }
             if let Some(raw) = reader::parse_row(path, line, &bytes, columns)? {
                 records.push(match encoder.encode(path, 0, &raw) {
-                    Err(error) if error.code() != "corpus::undecidable_spans" => return Err(error),
+                    Err(error) if !matches!(error.code(), "corpus::undecidable_spans" | "corpus::template_failed") => {
+                        return Err(error);
+                    }
                     record => record,
                 });
             }

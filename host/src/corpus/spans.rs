@@ -150,7 +150,10 @@ impl<'a> Renderer<'a> {
                 let stop = with_turn.trim_end().len() - behind.len();
                 let said = start..with_turn[..stop].trim_end().len().max(start);
                 let inner = with_turn[said.clone()].strip_suffix(end).unwrap_or(&with_turn[said.clone()]);
-                if !end.is_empty() && inner.contains(end) && !words(&chat.messages[i]).contains(end) {
+                let words = words(&chat.messages[i]);
+                let behind_words = inner.rsplit_once(words.as_str()).map_or("", |(_, behind)| behind);
+                let ended = !words.is_empty() && !calls_tools(&chat.messages[i]);
+                if ended && !end.is_empty() && behind_words.contains(end) {
                     return Err(undecidable(&format!("{turn}: the template ends more than one turn with it")));
                 }
                 found.push(said);
@@ -158,7 +161,7 @@ impl<'a> Renderer<'a> {
                 if calls_tools(&chat.messages[i]) {
                     let mut calls = chat.messages[i].clone();
                     calls["content"] = "".into();
-                    let calls = self.render(&[&all[..i], &[Value::from_serialize(&calls)]].concat())?;
+                    let calls = self.render(&[&all[..i], &values(&[calls])].concat())?;
                     if calls.len() < start || !whole.starts_with(&calls) {
                         return Err(undecidable(&format!(
                             "{turn}: its tool calls render differently when more follows"
@@ -186,9 +189,10 @@ impl<'a> Renderer<'a> {
     /// Where the words of a turn after `before` begin in `whole`: behind the longest of two readings of its header.
     pub fn start(&self, before: &[Value], whole: &str) -> Result<Option<usize>> {
         let header = self.header(before)?;
+        // without a generation prompt nothing tells where the header ends
         let prompt = match before {
             [] => None,
-            _ => Some(self.prompt(before)?),
+            _ => Some(self.prompt(before)?).filter(|prompt| self.render(before).is_ok_and(|text| text != *prompt)),
         };
         Ok(header.into_iter().chain(prompt).filter(|text| whole.starts_with(text)).map(|text| text.len()).max())
     }
@@ -385,8 +389,23 @@ mod tests {
             assert_eq!(spans(&format!("{turns}{behind}")).unwrap(), ["Yo.<turn|>"], "{behind}");
         }
         let named = "{% if messages[-1].name %}<|turn>system\n{{ messages[-1].name }}<turn|>{% endif %}";
-        for source in [format!("{turns}{named}"), format!("{{{{ messages|tojson }}}}{turns}")] {
+        let header = turns.replace("{{ m.role }}", "{{ m.role }}{{ m.name }}");
+        for source in [header, format!("{turns}{named}"), format!("{{{{ messages|tojson }}}}{turns}")] {
             assert_eq!(spans(&source).unwrap_err().code(), "corpus::undecidable_spans", "{source}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_turn_may_stand_in_a_thought_and_a_call_with_a_thought_may_be_answered() {
+        let call = json!([{"id": "c", "function": {"name": "f", "arguments": {"to": "a <turn|> b"}}}]);
+        let answer = json!({"role": "tool", "tool_call_id": "c", "content": "1"});
+        for key in REASONING {
+            let calling = json!({"role": "assistant", "content": "Look.", "tool_calls": call, key: "Hm <turn|>"});
+            let found = gemma(GOOGLE, &[user("?"), calling, answer.clone(), assistant("Yo.")]).concat();
+            assert!(
+                found.contains("Hm <turn|>") && found.contains("a <turn|> b") && found.ends_with("Yo.<turn|>"),
+                "{found}"
+            );
         }
     }
 

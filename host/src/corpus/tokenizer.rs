@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use tokenizers::{NormalizedString, Normalizer};
 
 /// `tokenizer.json` and the special tokens that `tokenizer_config.json` names.
 pub struct Tokenizer {
@@ -73,6 +74,15 @@ impl Tokenizer {
     /// The text of `ids`, special tokens left out where `skip_special` says so.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner.decode(ids, skip_special).map_err(failed)
+    }
+
+    /// What the tokenizer cuts up in place of `text`.
+    pub fn normalized(&self, text: &str) -> Result<String> {
+        let mut text = NormalizedString::from(text);
+        if let Some(normalizer) = self.inner.get_normalizer() {
+            normalizer.normalize(&mut text).map_err(failed)?;
+        }
+        Ok(text.get().to_string())
     }
 
     /// The id of a token by its text.

@@ -1,6 +1,6 @@
 //! Messages of a conversation, checked one by one.
 
-use super::{Chat, kind};
+use super::{Chat, kind, rounded_integer};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -130,6 +130,9 @@ fn decode_arguments(call: &mut Value) -> Result<(), String> {
         return Ok(());
     }
     match serde_json::from_str(text) {
+        Ok(decoded) if let Some(integer) = rounded_integer(&decoded, text) => {
+            Err(format!("in the arguments of tool call {name:?}, {integer} has more than 64 bits and would be rounded"))
+        }
         Ok(Value::Object(decoded)) => {
             *arguments = Value::Object(decoded);
             Ok(())

@@ -132,14 +132,6 @@ pub fn parse_row(path: &Path, line: u64, bytes: &[u8], columns: &Columns) -> Res
         return Ok(None);
     }
     let value: Value = serde_json::from_str(text).map_err(|e| bad_json(&at, e))?;
-    if let Some(integer) = rounded_integer(&value, text) {
-        return Err(Error::new(
-            "corpus::bad_json",
-            format!("{at}: {integer} has more than 64 bits and would be rounded"),
-        )
-        .expected("integers of at most 64 bits")
-        .help("write it as text, in quotes"));
-    }
     let Value::Object(mut object) = value else {
         return Err(
             Error::new("corpus::unknown_shape", format!("{at}: the row is {}", kind(&value))).expected("a JSON object")
@@ -159,24 +151,45 @@ pub fn parse_row(path: &Path, line: u64, bytes: &[u8], columns: &Columns) -> Res
     };
     let named = !object.get("id").is_none_or(Value::is_null);
     let (shape, content) = shape::content(&at, &mut object, columns)?;
+    if let Content::Chat(Chat { messages, tools, .. }) = &content
+        && let Some(integer) = messages.iter().chain([tools]).find_map(|value| rounded_integer(value, text))
+    {
+        return Err(Error::new(
+            "corpus::bad_json",
+            format!("{at}: {integer} has more than 64 bits and would be rounded"),
+        )
+        .expected("integers of at most 64 bits")
+        .help("write it as text, in quotes"));
+    }
     Ok(Some(RawRecord { id, named, line, shape, content }))
 }
 
-/// An integer in the row's `text` that does not come back as it is written: what is too large for 64 bits is parsed as a float.
+/// The first integer in the JSON `text`, which holds `value`, that has more than 64 bits and is a float in `value`.
 fn rounded_integer<'a>(value: &Value, text: &'a str) -> Option<&'a str> {
-    static LONG: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"[\[:,\s](-?[0-9]{19,})[\],}\s]").expect("the pattern is a constant"));
-    fn rounded(value: &Value) -> bool {
+    fn large_floats(value: &Value, found: &mut Vec<f64>) {
         match value {
-            Value::Number(number) => {
-                number.is_f64() && number.as_f64().is_some_and(|float| float.abs() >= 2f64.powi(63))
+            Value::Number(number) if number.is_f64() => {
+                found.extend(number.as_f64().filter(|float| float.abs() >= 2f64.powi(63)));
             }
-            Value::Array(list) => list.iter().any(rounded),
-            Value::Object(object) => object.values().any(rounded),
-            _ => false,
+            Value::Array(list) => list.iter().for_each(|value| large_floats(value, found)),
+            Value::Object(object) => object.values().for_each(|value| large_floats(value, found)),
+            _ => {}
         }
     }
-    rounded(value).then(|| LONG.captures(text).and_then(|found| found.get(1)))?.map(|found| found.as_str())
+    // strings too, so that no number is found within one
+    static STRING_OR_NUMBER: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r#""(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*"#).expect("the pattern is a constant"));
+    let mut floats = Vec::new();
+    large_floats(value, &mut floats);
+    if floats.is_empty() {
+        return None;
+    }
+    let rounded = |number: &&str| {
+        let integer = number.strip_prefix('-').unwrap_or(number).bytes().all(|byte| byte.is_ascii_digit());
+        let beyond = integer && number.parse::<i64>().is_err() && number.parse::<u64>().is_err();
+        beyond && number.parse().is_ok_and(|float: f64| floats.contains(&float))
+    };
+    STRING_OR_NUMBER.find_iter(text).map(|found| found.as_str()).find(rounded)
 }
 
 /// A row is parsed by itself: the line that the parser counts is always its first.

@@ -97,13 +97,16 @@ fn messages(at: &str, object: &mut Map<String, Value>) -> Result<Content> {
 
 /// `tools`, also where they are given as JSON text.
 fn tools(at: &str, object: &mut Map<String, Value>) -> Result<Value> {
-    match object.remove("tools").unwrap_or_default() {
-        Value::String(text) if text.trim().is_empty() => Ok(Value::Null),
+    let tools = match object.remove("tools").unwrap_or_default() {
+        Value::String(text) if text.trim().is_empty() => Value::Null,
         Value::String(text) => serde_json::from_str(&text).map_err(|e| {
             Error::new("corpus::unknown_shape", format!("{at}: `tools` is text that is not JSON: {e}"))
                 .expected("a list of tools, or the same as JSON text")
                 .source(e)
-        }),
+        })?,
+        tools => tools,
+    };
+    match tools {
         tools @ (Value::Null | Value::Array(_)) => Ok(tools),
         other => Err(Error::new("corpus::unknown_shape", format!("{at}: `tools` is {}", kind(&other)))
             .expected("a list of tools, or the same as JSON text")),

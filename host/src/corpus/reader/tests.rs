@@ -108,12 +108,19 @@ fn broken_lines_are_named() {
     refused(r#"{"id": [1], "text": "a"}"#, "corpus::unknown_shape", "`id` is a list");
     let deep = format!("{{\"text\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
     refused(deep, "corpus::bad_json", "recursion");
-    let beyond = r#"{"text": "a", "meta": [{"n": 123456789012345678901234567890}]}"#;
-    refused(beyond, "corpus::bad_json", "123456789012345678901234567890 has more than 64 bits");
-    assert!(
-        parse(r#"{"text": "a 123456789012345678901", "n": [18446744073709551615, -9223372036854775808, 1e30]}"#)
-            .is_ok()
-    );
+    let chat = |tools: &str, arguments: &str| {
+        let call = format!(r#"[{{"function": {{"name": "f", "arguments": {arguments}}}}}]"#);
+        let said = r#"{"role": "user", "content": "order 1234567890123456789012 and \"2\""}"#;
+        let answer = format!(r#"{{"role": "assistant", "tool_calls": {call}}}"#);
+        format!(r#"{{"messages": [{said}, {answer}], "tools": {tools}, "hash": 123456789012345678901234567890}}"#)
+    };
+    let large = "123456789012345678901234";
+    let as_text = format!(r#""{{\"n\": {large}}}""#);
+    for (arguments, code) in [(format!(r#"{{"n": {large}}}"#), "corpus::bad_json"), (as_text, "corpus::bad_message")] {
+        refused(chat("null", &arguments), code, "123456789012345678901234 has more than 64 bits");
+    }
+    refused(chat(&format!("[{{\"most\": -{large}}}]"), "{}"), "corpus::bad_json", "-123456789012345678901234 has");
+    assert!(parse(chat("[1e30, 18446744073709551615, -9223372036854775808]", "{}")).is_ok());
 }
 
 #[test]
