@@ -112,6 +112,23 @@ fn what_is_written_holds_what_was_tuned() {
     fs::write(other.join("model.safetensors"), bytes).unwrap();
     let error = fails(&export(&run, &at("wrong"), &["--base", other.to_str().unwrap()]), 10);
     assert!(error.contains("export::other_base") && error.contains("sha256"), "{error}");
+    let adapter = run.join("export/adapter");
+    let records = root().join("tests/fixtures/tune/held-out.jsonl");
+    let of_adapter = ["--base", other.to_str().unwrap(), "--template", "base", "--data", records.to_str().unwrap()];
+    assert!(fails(&export(&adapter, &at("wrong"), &of_adapter), 10).contains("export::other_base"));
+    let provenance = fs::read_to_string(run.join("provenance.json")).unwrap();
+    let inputs = json(&run.join("provenance.json"))["inputs"].clone();
+    for (input, code) in [
+        (&inputs["tokenizer"], "export::other_base"),
+        (&inputs["template"], "export::other_input"),
+        (&inputs["corpus"][1], "export::other_input"),
+    ] {
+        let sha256 = input["sha256"].as_str().unwrap();
+        fs::write(run.join("provenance.json"), provenance.replace(sha256, &"0".repeat(64))).unwrap();
+        let error = fails(&export(&run, &at("wrong"), &[]), 10);
+        assert!(error.contains(code) && error.contains(sha256) && error.contains("help: "), "{error}");
+    }
+    fs::write(run.join("provenance.json"), provenance).unwrap();
     let error = fails(&export(&run, &at("merged"), &[]), 10);
     assert!(error.contains("export::exists"), "{error}");
     let error = fails(&export(&run, &at("wide"), &[&quantize[..], &["scheme=w4a16"]].concat()), 5);

@@ -2,7 +2,7 @@
 
 use super::proof::OnDisk;
 use crate::config;
-use crate::corpus::{self, EncodeOptions, Encoder, Record};
+use crate::corpus::{self, Corpus, EncodeOptions, Encoder, Record};
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
 use crate::model::adapter::Adapter;
@@ -60,7 +60,7 @@ impl Tune {
     /// The tune in `folder`: a run folder, or an adapter as PEFT writes it.
     ///
     /// # Errors
-    /// `export::not_a_tune`, `export::other_base`, `export::no_adapter`, `export::no_records`, and those of base, adapter and
+    /// `export::not_a_tune`, `export::other_base`, `export::other_input`, `export::no_adapter`, `export::no_records`, and those of base, adapter and
     /// corpus.
     pub fn open(folder: &Path, wanted: &Wanted, device: &Device, reporter: &Reporter) -> Result<Self> {
         if folder.join(PROVENANCE).exists() {
@@ -84,6 +84,14 @@ impl Tune {
         let resolved = config::load(&run.join(CONFIG), &[], &[])?;
         let base = wanted.base.unwrap_or(&resolved.config.model.base);
         refuse_other_base(&provenance, base)?;
+        if let Some(recorded) = &provenance.inputs.tokenizer {
+            refuse_other(
+                "export::other_base",
+                recorded,
+                &FileHash::of(&base.join("tokenizer.json"))?,
+                "name the base that was tuned with --base",
+            )?;
+        }
         let config = TextConfig::read(base)?;
         let checkpoint = Checkpoint::open(base)?;
         let (spec, _) = ModelSpec::check(&config, &checkpoint.shapes())?;
@@ -108,6 +116,7 @@ impl Tune {
         let options = EncodeOptions::of(data, &resolved.config.template);
         let mut ignore = |_, _| {};
         let corpus = corpus::load(data, &resolved.config.template, base, config.vocab_size, &mut filter, &mut ignore)?;
+        refuse_other_corpus(&provenance, &corpus, wanted.data.is_empty())?;
         let template = corpus.template.as_ref().map(|template| template.source.clone());
         let records = match wanted.data {
             [] => corpus.evaluation(resolved.config.eval.max_records_per_root).into_iter().cloned().collect(),
@@ -126,6 +135,10 @@ impl Tune {
             Some(base) => base.to_path_buf(),
             None => peft::base_of(dir)?,
         };
+        // as a run lays it out: <run>/export/adapter
+        if let Some(run) = dir.parent().and_then(Path::parent).filter(|run| run.join(PROVENANCE).is_file()) {
+            refuse_other_base(&Provenance::read(run)?, &base)?;
+        }
         let config = TextConfig::read(&base)?;
         let checkpoint = Checkpoint::open(&base)?;
         let (spec, _) = ModelSpec::check(&config, &checkpoint.shapes())?;
@@ -153,16 +166,44 @@ impl Tune {
 /// The files of the base must be those that the run read.
 fn refuse_other_base(provenance: &Provenance, base: &Path) -> Result<()> {
     for (name, recorded) in &provenance.inputs.base {
-        let now = FileHash::of(&base.join(name))?;
-        if now.sha256 != recorded.sha256 {
-            let message =
-                format!("{} is not the file that was tuned: its sha256 is {}", now.path.display(), now.sha256);
-            return Err(Error::new("export::other_base", message)
-                .expected(format!("{}, as the run recorded", recorded.sha256))
-                .help("name the base that was tuned with --base"));
-        }
+        refuse_other(
+            "export::other_base",
+            recorded,
+            &FileHash::of(&base.join(name))?,
+            "name the base that was tuned with --base",
+        )?;
     }
     Ok(())
+}
+
+/// The template must be the one that was trained with; where the export is `judged` by what the corpus holds out, so must its files:
+/// in others the records that were trained on may be held out.
+fn refuse_other_corpus(provenance: &Provenance, corpus: &Corpus, judged: bool) -> Result<()> {
+    let inputs = &provenance.inputs;
+    if let (Some(recorded), Some(template)) = (&inputs.template, &corpus.template) {
+        let (path, bytes) = (template.origin.clone().into(), template.source.len() as u64);
+        let now = FileHash { path, bytes, sha256: template.sha256.clone() };
+        refuse_other("export::other_input", recorded, &now, "put the template back that was trained with")?;
+    }
+    let files = inputs.corpus.iter().zip(&corpus.files).filter(|_| judged);
+    for (recorded, file) in files {
+        let now = FileHash { path: file.path.clone(), bytes: file.bytes, sha256: file.sha256.clone() };
+        refuse_other(
+            "export::other_input",
+            recorded,
+            &now,
+            "put the corpus back, or name records that nothing was trained on: --data FILE",
+        )?;
+    }
+    Ok(())
+}
+
+fn refuse_other(code: &'static str, recorded: &FileHash, now: &FileHash, help: &str) -> Result<()> {
+    if now.sha256 == recorded.sha256 {
+        return Ok(());
+    }
+    let message = format!("{} is not the file that the run read: its sha256 is {}", now.path.display(), now.sha256);
+    Err(Error::new(code, message).expected(format!("{}, as the run recorded", recorded.sha256)).help(help))
 }
 
 /// The text of the template, and the records of `files`.

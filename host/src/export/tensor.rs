@@ -101,6 +101,13 @@ impl<'a> ExportTensor<'a> {
             let message = format!("tensor {name} is stored as {:?} and cannot be converted or merged", entry.dtype);
             return Err(Error::new("export::dtype", message).expected("F32, BF16 or F16"));
         }
+        let converted = stored == Stored::Plain(Dtype::F16) && stored != own;
+        if let Some(value) = converted.then(|| beyond_f16(bytes, entry.dtype)).flatten() {
+            let message = format!("tensor {name} holds {value:e}, which F16 would make infinite");
+            return Err(Error::new("export::dtype", message)
+                .expected("values up to 65,504")
+                .help("export as bfloat16, or unchanged"));
+        }
         let content = Content::Stored { bytes, dtype: entry.dtype, update };
         Ok(Self { content, stored, shape: entry.shape.clone() })
     }
@@ -305,6 +312,14 @@ fn merge(w: &mut [f32], update: &Update, strength: f64, first: usize) {
 
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
+}
+
+/// The first value that no finite f16 is nearest to.
+fn beyond_f16(bytes: &[u8], dtype: Dtype) -> Option<f32> {
+    bytes.par_chunks(PIECE_VALUES * dtype.bitsize() / 8).find_map_first(|piece| {
+        let values = to_f32(piece, dtype).expect("checked when it was made");
+        values.into_iter().find(|value| value.is_finite() && f16::from_f32(*value).is_infinite())
+    })
 }
 
 /// Rounded to nearest even where 16 bits are stored.

@@ -48,18 +48,19 @@ impl Plugin for MergeBf16 {
 
 impl Exporter for MergeBf16 {
     fn plan(&mut self, tuned: Tuned) -> Result<ExportPlan, String> {
-        let dtype = match self.0.dtype {
-            Stored::Unchanged => Dtype::Unchanged,
-            Stored::Bfloat16 => Dtype::Bfloat16,
-            Stored::Float16 => Dtype::Float16,
-            Stored::Float32 => Dtype::Float32,
+        let (dtype, name) = match self.0.dtype {
+            Stored::Unchanged => (Dtype::Unchanged, None),
+            Stored::Bfloat16 => (Dtype::Bfloat16, Some("bfloat16")),
+            Stored::Float16 => (Dtype::Float16, Some("float16")),
+            Stored::Float32 => (Dtype::Float32, Some("float32")),
         };
+        let config = name.map(|name| tuned.config_stored_as(name)).transpose()?;
         let parts = (0..tuned.base_tensors.len()).map(|tensor| {
             let dtype = if tuned.is_float(tensor) { dtype } else { Dtype::Unchanged };
             Part::Tensor(tensor as u32, dtype)
         });
         let parts = parts.collect();
-        Ok(ExportPlan::checkpoint(&tuned, parts, self.0.max_shard_size, None))
+        Ok(ExportPlan::checkpoint(&tuned, parts, self.0.max_shard_size, config))
     }
 }
 
@@ -104,6 +105,17 @@ mod tests {
         assert_eq!(plan.tensor_files, ["model.safetensors"]);
         assert_eq!(plan.text_files, ["chat_template.jinja"]);
         assert!(plan.copied_files.iter().any(|name| name == "config.json"));
+    }
+
+    #[test]
+    fn the_configuration_says_how_weights_are_stored() {
+        let mut tuned = tuned();
+        tuned.base_config = r#"{"dtype": "bfloat16", "text_config": {"dtype": "bfloat16", "layers": 2}}"#.into();
+        let plan = MergeBf16(serde_json::from_str(r#"{"dtype": "float32"}"#).unwrap()).plan(tuned).unwrap();
+        let at = plan.text_files.iter().position(|name| name == "config.json").unwrap();
+        let config: serde_json::Value = serde_json::from_str(&plan.texts[at]).unwrap();
+        assert_eq!(config["dtype"], "float32");
+        assert_eq!(config["text_config"], serde_json::json!({"dtype": "float32", "layers": 2}));
     }
 
     #[test]

@@ -43,6 +43,20 @@ impl Tuned {
         matches!(self.base_dtypes[tensor].as_str(), "F32" | "BF16" | "F16")
     }
 
+    /// The text of `config.json`, with `dtype` wherever it says how the weights are stored.
+    ///
+    /// # Errors
+    /// Where the base's is no JSON object.
+    pub fn config_stored_as(&self, dtype: &str) -> Result<String, String> {
+        let mut config: Value = serde_json::from_str(&self.base_config).map_err(|e| format!("config.json: {e}"))?;
+        let Some(fields) = config.as_object_mut() else { return Err("config.json is not an object".into()) };
+        if !fields.contains_key("torch_dtype") {
+            fields.insert("dtype".into(), dtype.into());
+        }
+        set_dtypes(&mut config, dtype);
+        Ok(format!("{config:#}\n"))
+    }
+
     fn bytes(&self, part: &Part) -> u64 {
         match part {
             Part::Tensor(tensor, dtype) => {
@@ -57,13 +71,23 @@ impl Tuned {
             }
             Part::Quantized(module) => {
                 let width = self.dims(module.base_tensor as usize).last().copied().unwrap_or(0);
-                let row = match module.scheme {
-                    Scheme::Fp8 => width + 2,
-                    Scheme::Int4 => width / 2 + width / u64::from(module.group_size) * 2,
-                    Scheme::Nvfp4 => width / 2 + width / 16,
+                // A row, and what the module has besides: its shape, or the scale of its scales.
+                let (row, once) = match module.scheme {
+                    Scheme::Fp8 => (width + 2, 0),
+                    Scheme::Int4 => (width / 2 + width / u64::from(module.group_size) * 2, 16),
+                    Scheme::Nvfp4 => (width / 2 + width / 16, 4),
                 };
-                module.rows * row
+                module.rows * row + once
             }
+        }
+    }
+}
+
+fn set_dtypes(config: &mut Value, dtype: &str) {
+    for (key, value) in config.as_object_mut().into_iter().flatten() {
+        match value {
+            Value::String(stored) if key == "dtype" || key == "torch_dtype" => *stored = dtype.into(),
+            part => set_dtypes(part, dtype),
         }
     }
 }
