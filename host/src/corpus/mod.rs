@@ -49,6 +49,7 @@ pub use weigh::SourceReport;
 
 use crate::config::{Overlong, SourceConfig, SplitBy};
 use crate::error::{Error, Result};
+use crate::hash::FileHash;
 use cache::{CacheUse, CachedEncoder};
 use length::LengthLimit;
 use reader::Columns;
@@ -107,6 +108,13 @@ pub struct FileInfo {
     pub sha256: String,
     /// Records in it.
     pub records: u64,
+}
+
+impl FileInfo {
+    /// As provenance records it.
+    pub fn file_hash(&self) -> FileHash {
+        FileHash { path: self.path.clone(), bytes: self.bytes, sha256: self.sha256.clone() }
+    }
 }
 
 impl Corpus {

@@ -137,13 +137,18 @@ impl<'a> Renderer<'a> {
                 let reason = "what tools answered stands inside the assistant's message: give it messages of role tool";
                 return Err(undecidable(&format!("{turn}: {reason}")));
             }
-            let start = self.start(&all[..i], whole)?.ok_or_else(|| {
+            let around = self.around(&all[..i])?;
+            let header = around.as_ref().map(|(header, _)| header.as_str());
+            let start = self.start_after(header, &all[..i], whole)?.ok_or_else(|| {
                 undecidable(&format!("{turn}: what comes before it renders differently once it is followed by more"))
             })?;
             let with_turn = self.render(&all[..=i])?;
             let mut found = Vec::new();
             if with_turn.len() >= start && whole.starts_with(&with_turn) {
-                let behind = self.behind_turn(&all[..i], end)?.filter(|behind| with_turn.trim_end().ends_with(behind));
+                // words that are printed more than once do not tell
+                let behind = around.as_ref().map(|(_, behind)| behind.as_str()).filter(|behind| !behind.contains(OPEN));
+                let behind = behind.map(|behind| without_end(behind, end));
+                let behind = behind.filter(|behind| with_turn.trim_end().ends_with(behind));
                 let behind = behind.ok_or_else(|| {
                     undecidable(&format!("{turn}: its end cannot be told from what the template adds behind it"))
                 })?;
@@ -188,30 +193,30 @@ impl<'a> Renderer<'a> {
 
     /// Where the words of a turn after `before` begin in `whole`: behind the longest of two readings of its header.
     pub fn start(&self, before: &[Value], whole: &str) -> Result<Option<usize>> {
-        let header = self.header(before)?;
-        // without a generation prompt nothing tells where the header ends
-        let prompt = match before {
-            [] => None,
-            _ => Some(self.prompt(before)?).filter(|prompt| self.render(before).is_ok_and(|text| text != *prompt)),
-        };
-        Ok(header.into_iter().chain(prompt).filter(|text| whole.starts_with(text)).map(|text| text.len()).max())
+        self.start_after(self.header(before)?.as_deref(), before, whole)
     }
 
-    /// What the template adds behind the last turn of a conversation, without the token that ends the turn and white space
-    /// around; `None` where that cannot be told, since the words are printed more than once.
-    fn behind_turn(&self, before: &[Value], end: &str) -> Result<Option<String>> {
-        let text = self.render(&[before, &[message("assistant", &mark(0))]].concat())?;
-        let once = text.split_once(&mark(0)).filter(|(_, after)| !after.contains(OPEN));
-        Ok(once.map(|(_, after)| {
-            let after = after.trim_start();
-            after.strip_prefix(end).unwrap_or(after).trim().to_string()
-        }))
+    fn start_after(&self, header: Option<&str>, before: &[Value], whole: &str) -> Result<Option<usize>> {
+        let header = header.filter(|header| whole.starts_with(header)).map(str::len);
+        if before.is_empty() {
+            return Ok(header);
+        }
+        let prompt = self.prompt(before)?;
+        let longer = whole.starts_with(&prompt) && header.is_none_or(|header| header < prompt.len());
+        // without a generation prompt nothing tells where the header ends
+        let prompted = longer && self.render(before).is_ok_and(|text| text != prompt);
+        Ok(if prompted { Some(prompt.len()) } else { header })
     }
 
     /// What is rendered in front of an assistant's words after `before`.
     pub fn header(&self, before: &[Value]) -> Result<Option<String>> {
+        Ok(self.around(before)?.map(|(header, _)| header))
+    }
+
+    /// What is rendered in front of an assistant's words after `before`, and what behind them.
+    fn around(&self, before: &[Value]) -> Result<Option<(String, String)>> {
         let text = self.render(&[before, &[message("assistant", &mark(0))]].concat())?;
-        Ok(text.split_once(&mark(0)).map(|(header, _)| header.to_string()))
+        Ok(text.split_once(&mark(0)).map(|(header, behind)| (header.to_string(), behind.to_string())))
     }
 
     /// The span of one turn's words by exchanging them for a mark in the whole conversation.
@@ -265,6 +270,13 @@ fn words_length(rest: &str, said: &str, after: &str, last: bool) -> Option<usize
         first
     };
     said.contains(&rest[..length]).then_some(length)
+}
+
+/// What a template adds behind the last turn of a conversation: `behind` its words, without the token that ends the turn and white
+/// space around.
+fn without_end<'a>(behind: &'a str, end: &str) -> &'a str {
+    let behind = behind.trim_start();
+    behind.strip_prefix(end).unwrap_or(behind).trim()
 }
 
 /// `at`, or the end of the end-of-turn token where it stands there.

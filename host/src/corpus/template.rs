@@ -8,6 +8,7 @@ use super::moment::Moment;
 use super::tokenizer::Tokenizer;
 use super::{methods, python};
 use crate::error::{Error, Result};
+use crate::hash::FileHash;
 use minijinja::value::{Kwargs, ValueKind, merge_maps};
 use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value};
 use serde::Serialize;
@@ -52,6 +53,12 @@ pub struct TemplateInfo {
 }
 
 impl TemplateInfo {
+    /// As provenance records it.
+    pub fn file_hash(&self) -> FileHash {
+        let (path, bytes) = (self.origin.clone().into(), self.source.len() as u64);
+        FileHash { path, bytes, sha256: self.sha256.clone() }
+    }
+
     /// Whether the base ships another template than this one.
     pub fn differs_from_base(&self) -> bool {
         self.base_sha256.as_ref().is_some_and(|base| *base != self.sha256)

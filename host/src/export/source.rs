@@ -181,17 +181,19 @@ fn refuse_other_base(provenance: &Provenance, base: &Path) -> Result<()> {
 fn refuse_other_corpus(provenance: &Provenance, corpus: &Corpus, judged: bool) -> Result<()> {
     let inputs = &provenance.inputs;
     if let (Some(recorded), Some(template)) = (&inputs.template, &corpus.template) {
-        let (path, bytes) = (template.origin.clone().into(), template.source.len() as u64);
-        let now = FileHash { path, bytes, sha256: template.sha256.clone() };
-        refuse_other("export::other_input", recorded, &now, "put the template back that was trained with")?;
-    }
-    let files = inputs.corpus.iter().zip(&corpus.files).filter(|_| judged);
-    for (recorded, file) in files {
-        let now = FileHash { path: file.path.clone(), bytes: file.bytes, sha256: file.sha256.clone() };
         refuse_other(
             "export::other_input",
             recorded,
-            &now,
+            &template.file_hash(),
+            "put the template back that was trained with",
+        )?;
+    }
+    let files = inputs.corpus.iter().zip(&corpus.files).filter(|_| judged);
+    for (recorded, file) in files {
+        refuse_other(
+            "export::other_input",
+            recorded,
+            &file.file_hash(),
             "put the corpus back, or name records that nothing was trained on: --data FILE",
         )?;
     }

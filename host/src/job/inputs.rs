@@ -2,6 +2,7 @@
 
 use super::prepare::Prepared;
 use crate::config::{ModelConfig, Resolved};
+use crate::corpus::{FileInfo, TemplateInfo};
 use crate::device;
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
@@ -32,18 +33,10 @@ pub fn provenance(run: &Path, resolved: &Resolved, prepared: &Prepared) -> Resul
         inputs.base.insert(name, FileHash::of(&path)?);
     }
     inputs.tokenizer = optional(base, &["tokenizer.json"]).next().map(|path| FileHash::of(&path)).transpose()?;
-    if let Some(template) = &prepared.corpus.template {
-        let (path, bytes) = (template.origin.clone().into(), template.source.len() as u64);
-        inputs.template = Some(FileHash { path, bytes, sha256: template.sha256.clone() });
-    }
+    inputs.template = prepared.corpus.template.as_ref().map(TemplateInfo::file_hash);
     inputs.corpus_manifest = prepared.corpus_manifest.clone();
     inputs.adapter = prepared.given.as_ref().map(|given| given.weights.clone());
-    inputs.corpus = prepared
-        .corpus
-        .files
-        .iter()
-        .map(|file| FileHash { path: file.path.clone(), bytes: file.bytes, sha256: file.sha256.clone() })
-        .collect();
+    inputs.corpus = prepared.corpus.files.iter().map(FileInfo::file_hash).collect();
     for plugin in prepared.policies.identities() {
         let record = PluginRecord {
             name: plugin.name.clone(),
