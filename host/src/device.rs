@@ -2,8 +2,10 @@
 
 use crate::config::WeightDtype;
 use crate::error::{Error, Result};
+use crate::hash::sha256;
 use crate::model::config::TextConfig;
 use burn::tensor::Device;
+use std::collections::BTreeMap;
 use tunehost_kernels::simd::Isa;
 
 /// The devices of this build, as configurations name them.
@@ -130,6 +132,14 @@ pub fn kernels(name: &str, weights: WeightDtype) -> Result<[(&'static str, Strin
     ])
 }
 
+/// SHA-256 over kernels and what they resolve to, in any order: the same where every kernel is computed by the same
+/// implementation, and so what a benchmark and a run are held against each other by.
+pub fn kernels_sha256<'a>(resolved: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    let by_name: BTreeMap<_, _> = resolved.into_iter().collect();
+    let lines: String = by_name.into_iter().map(|(kernel, resolved)| format!("{kernel} {resolved}\n")).collect();
+    sha256(lines.as_bytes())
+}
+
 /// The runtime that compiles the kernels of the device `name`, where the device is not the CPU.
 fn runtime(name: &str) -> Result<Option<&'static str>> {
     #[cfg(feature = "wgpu")]
@@ -147,4 +157,21 @@ fn wgpu_adapter() -> Result<tunehost_kernels::wgpu::Adapter> {
             .expected("a driver for Vulkan, Metal or DX12")
             .help("on Debian without a GPU: apt-get install mesa-vulkan-drivers")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_of_a_table_is_that_of_its_kernels_and_nothing_else() {
+        let table = kernels("cpu", WeightDtype::F32).unwrap();
+        let hash = |table: &[(&'static str, String)]| kernels_sha256(table.iter().map(|(name, by)| (*name, &by[..])));
+        let mut changed = table.to_vec();
+        changed.reverse();
+        assert_eq!(hash(&table), hash(&changed));
+        changed[0].1 = "another".into();
+        assert_ne!(hash(&table), hash(&changed));
+        assert_eq!(kernels_sha256([("b", "2"), ("a", "1")]), sha256(b"a 1\nb 2\n"));
+    }
 }

@@ -90,7 +90,7 @@ impl Error {
             "model" => 4,
             "plugin" => 5,
             "run" => 6,
-            "gate" => 7,
+            "gate" | "probe" => 7,
             "io" => 8,
             "device" => 9,
             "export" => 10,

@@ -16,6 +16,7 @@ mod mapped;
 pub mod model;
 pub mod plan;
 pub mod plugins;
+pub mod probe;
 pub mod report;
 pub mod run;
 pub mod train;

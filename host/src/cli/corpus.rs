@@ -36,10 +36,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     let (encoder, sources) = match args.target.extension().is_some_and(|extension| extension == "toml") {
         true => {
             let config = config::load(&args.target, &[], &[])?.config;
-            let vocab_size = TextConfig::read(&config.model.base)?.vocab_size;
-            let options = EncodeOptions::of(&config.data, &config.template);
-            let encoder = Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size, options)?;
-            (encoder, config.data.sources)
+            (encoder(&config)?, config.data.sources)
         }
         false => {
             let model = args.model.as_ref().ok_or_else(|| {
@@ -99,6 +96,13 @@ fn warn(text: &str) {
     report::note(format_args!("warning: {text}"));
 }
 
+/// Tokenizer and template of `config`.
+pub fn encoder(config: &Config) -> Result<Encoder> {
+    let vocab_size = TextConfig::read(&config.model.base)?.vocab_size;
+    let options = EncodeOptions::of(&config.data, &config.template);
+    Encoder::open(&config.model.base, config.data.template.as_deref(), vocab_size, options)
+}
+
 pub fn load(config: &Config) -> Result<Corpus> {
     let filter = PluginRef::configured(Kind::CorpusFilter, &config.plugins)?;
     let mut filter = CorpusFilter::load(&filter, settings(config, Kind::CorpusFilter))?;
@@ -109,6 +113,6 @@ pub fn load(config: &Config) -> Result<Corpus> {
     Ok(corpus)
 }
 
-fn settings(config: &Config, kind: Kind) -> Option<&serde_json::Value> {
+pub fn settings(config: &Config, kind: Kind) -> Option<&serde_json::Value> {
     config.plugins.config.get(kind.config_key())
 }

@@ -9,6 +9,7 @@ mod grants;
 mod load;
 mod plan;
 mod plugins;
+mod probe;
 mod run;
 mod runs;
 mod score;
@@ -34,6 +35,9 @@ enum Command {
     Run(RunArgs),
     /// What a run would take: memory, steps, disk, work and time, from headers, configuration and lengths; no weight is read.
     Plan(plan::PlanArgs),
+    /// What could spoil a run without an error, looked at before it; exit code 7 where something is found.
+    #[command(subcommand)]
+    Probe(probe::ProbeCommand),
     /// Continue a run that was interrupted, to the same bytes.
     Resume(ResumeArgs),
     /// Let a model answer a prompt; with --adapter, the base and the tuned model one after the other.
@@ -453,6 +457,7 @@ pub fn execute(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Probe(command) => probe::execute(&command),
         Command::Resume(args) => run::resume(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Score(args) => score::score(&args),

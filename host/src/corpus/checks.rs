@@ -1,8 +1,8 @@
 //! Template, tokenizer and special tokens, held against each other before anything is trained.
 
 use super::chat::PromptForm;
-use super::encode::{Encoder, greeting};
-use super::reader;
+use super::encode::{Encoder, Record, greeting};
+use super::reader::{self, Content};
 use super::spans;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
@@ -110,6 +110,19 @@ impl Encoder {
             }
         }
         Ok(warnings)
+    }
+
+    /// A short conversation with two turns of the assistant, as a run would train it.
+    ///
+    /// # Errors
+    /// `corpus::no_template` and those of a template that cannot render it.
+    pub fn example(&self) -> Result<Record> {
+        let turns =
+            [("user", "Hello."), ("assistant", "Good morning."), ("user", "Thank you."), ("assistant", "Gladly.")];
+        let messages: Vec<_> = turns.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+        let chat = reader::chat("example", messages.into(), serde_json::Value::Null)?;
+        let tokens = self.tokens(&Content::Chat(chat)).map_err(|e| e.at("a conversation of two turns"))?;
+        Ok(Record { id: "a conversation of two turns".into(), root: 0, tokens })
     }
 
     /// The tokens at which servers stop, as the base's `generation_config.json` has them.

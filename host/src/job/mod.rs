@@ -8,12 +8,14 @@ mod inputs;
 mod policies;
 mod prepare;
 mod recompute;
+mod rehearsal;
 mod saving;
 mod training;
 mod window;
 
 pub use prepare::planned_steps;
 pub use recompute::recompute;
+pub use rehearsal::Rehearsal;
 
 use crate::config::{self, Config, ExportedCheckpoint, Resolved};
 use crate::corpus::Corpus;

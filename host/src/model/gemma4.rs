@@ -78,6 +78,12 @@ impl Model {
     }
 }
 
+/// What the queries of a layer see in a micro-batch of these documents.
+pub fn attention(layer: &LayerConfig, documents: &Segments) -> Attention {
+    // The query norm carries the scale: scores are not divided by sqrt(head_dim).
+    Attention { segments: documents.clone(), window: layer.window, scale: 1.0 }
+}
+
 /// The rows of `embed` `[V, H]` for `ids`, times sqrt(H): `[N, H]`.
 pub fn embedded(embed: &Tensor<2>, ids: &[u32]) -> Tensor<2> {
     let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
@@ -133,8 +139,7 @@ impl Layer<'_> {
         let v_raw = if self.config.k_eq_v { k_raw.clone() } else { project(Slot::V) };
         let k = normed_and_rotated(k_raw, kv_heads, &self.weights.k_norm);
         let v = rms_norm(v_raw.reshape([n * kv_heads, head_dim]), None, self.eps).reshape([n, kv_heads, head_dim]);
-        // The query norm carries the scale: scores are not divided by sqrt(head_dim).
-        let attention = Attention { segments: positions.segments.clone(), window: self.config.window, scale: 1.0 };
+        let attention = attention(self.config, &positions.segments);
         let out = products.attention(q, k, v, &attention);
         self.linear(out.reshape([n, self.heads * head_dim]), Slot::O, adapters, products)
     }

@@ -50,6 +50,9 @@ pub struct Provenance {
     pub machine: Machine,
     /// By kernel (`windowed_attention`, `grouped_mm` and so on): what was asked for and what was used.
     pub kernels: BTreeMap<String, Implementation>,
+    /// Hash of what the kernels resolve to ([`device::kernels_sha256`]).
+    #[serde(default)]
+    pub kernels_sha256: String,
     /// By what is stored (`weights`, `adapters` and so on): the number format asked for and used.
     #[serde(default)]
     pub dtypes: BTreeMap<String, Implementation>,
@@ -339,6 +342,7 @@ impl Provenance {
             jit: Jit { how: device::compilation(&machine.device).into(), ..Jit::default() },
             machine,
             order_manifest: None,
+            kernels_sha256: device::kernels_sha256(kernels.iter().map(|(name, k)| (&name[..], &k.resolved[..]))),
             kernels,
             seeds: BTreeMap::from([("train.seed".into(), resolved.config.train.seed)]),
             resumes: Vec::new(),

@@ -30,12 +30,58 @@ pub struct Trainer<'a> {
     pub optimizer: AdamW,
 }
 
+/// What a step computes before its update.
+#[derive(Debug)]
+pub struct Computed {
+    /// Loss of every token of its micro-batches, in their order; 0 where nothing is trained.
+    pub losses: Vec<f32>,
+    /// Mean loss per trained token.
+    pub loss: f64,
+    /// Gradient of that mean.
+    pub gradients: Gradients,
+    /// Tokens with a target.
+    pub trained: usize,
+}
+
 impl Trainer<'_> {
     /// Runs step `index` (from 0) and applies its update where `gates` let it.
     ///
     /// # Errors
     /// `gate::nothing_trained`, and what `gates` found; the update is then not applied.
     pub fn step(&mut self, index: u64, step: &Step, gates: &mut StepGates) -> Result<StepMetrics> {
+        let Computed { losses, loss, gradients, trained } = self.compute(index, step)?;
+        let grad_norm = global_norm(&gradients);
+        let lr = learning_rate(self.config, index, self.total_steps);
+        let rectangle: usize = step.batches.iter().map(|b| b.tokens(self.records).1).sum();
+        let metrics = StepMetrics {
+            step: index + 1,
+            epoch: step.epoch,
+            loss,
+            lr,
+            grad_norm,
+            tokens: losses.len() as u64,
+            trained_tokens: trained as u64,
+            padding: 1.0 - losses.len() as f64 / rectangle as f64,
+        };
+        if gates.before_update(&metrics)? {
+            self.update(gradients, grad_norm, lr);
+        } else {
+            self.optimizer.skip();
+        }
+        Ok(metrics)
+    }
+
+    /// Applies gradients of norm `grad_norm`, clipped.
+    pub fn update(&mut self, gradients: Gradients, grad_norm: f64, lr: f64) {
+        let factor = clip_factor(grad_norm, self.config.clip_norm);
+        self.optimizer.update(&mut self.adapter, gradients, factor, lr);
+    }
+
+    /// Losses and gradients of step `index`; nothing is updated.
+    ///
+    /// # Errors
+    /// `gate::nothing_trained`.
+    pub fn compute(&self, index: u64, step: &Step) -> Result<Computed> {
         let batches: Vec<Batch> = step.batches.iter().map(|b| self.batch(b)).collect();
         let trained: usize = batches.iter().map(Batch::trained).sum();
         if trained == 0 {
@@ -46,33 +92,14 @@ impl Trainer<'_> {
         // The sum over the window is divided once, so that a token weighs the same in whichever micro-batch it stands.
         let grad_scale = 1.0 / trained as f64;
         let mut gradients = Gradients::default();
-        let mut loss_sum = 0.0;
+        let (mut losses, mut loss_sum) = (Vec::new(), 0.0);
         for (i, batch) in batches.iter().enumerate() {
             let seed = derive_seed(self.config.seed, &format!("dropout of step {index} micro-batch {i}"));
-            let losses = self.engine.accumulate(&self.adapter, batch, grad_scale, seed, &mut gradients);
-            loss_sum += losses.iter().map(|l| f64::from(*l)).sum::<f64>();
+            let of_batch = self.engine.accumulate(&self.adapter, batch, grad_scale, seed, &mut gradients);
+            loss_sum += of_batch.iter().map(|l| f64::from(*l)).sum::<f64>();
+            losses.extend(of_batch);
         }
-        let (loss, grad_norm) = (loss_sum * grad_scale, global_norm(&gradients));
-        let lr = learning_rate(self.config, index, self.total_steps);
-        let tokens: usize = batches.iter().map(Batch::tokens).sum();
-        let rectangle: usize = step.batches.iter().map(|b| b.tokens(self.records).1).sum();
-        let metrics = StepMetrics {
-            step: index + 1,
-            epoch: step.epoch,
-            loss,
-            lr,
-            grad_norm,
-            tokens: tokens as u64,
-            trained_tokens: trained as u64,
-            padding: 1.0 - tokens as f64 / rectangle as f64,
-        };
-        if gates.before_update(&metrics)? {
-            let factor = clip_factor(grad_norm, self.config.clip_norm);
-            self.optimizer.update(&mut self.adapter, gradients, factor, lr);
-        } else {
-            self.optimizer.skip();
-        }
-        Ok(metrics)
+        Ok(Computed { losses, loss: loss_sum * grad_scale, gradients, trained })
     }
 
     fn batch(&self, micro_batch: &MicroBatch) -> Batch {

@@ -1,0 +1,98 @@
+//! `tunehost probe`.
+
+use super::{ConfigArgs, corpus, print};
+use crate::config::{self, Config};
+use crate::device;
+use crate::error::Result;
+use crate::job::{Rehearsal, planned_steps};
+use crate::model::config::TextConfig;
+use crate::plugins::{Kind, PluginRef, Sampler};
+use crate::probe::{adapters, determinism, mask, padding, template};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use std::fmt::Display;
+
+#[derive(Debug, Subcommand)]
+pub enum ProbeCommand {
+    /// Which keys each query sees, by changing keys and values and looking at what the attention kernel makes of it. No weight is
+    /// read.
+    Mask(ProbeArgs),
+    /// What the template makes of a conversation, where its trained spans lie, and whether special tokens are one token each.
+    Template(ProbeArgs),
+    /// Whether a gradient reaches every adapter, by one micro-batch of the run.
+    Adapters(ProbeArgs),
+    /// What the micro-batches of the run would waste in an engine that pads.
+    Padding {
+        #[command(flatten)]
+        args: ProbeArgs,
+        /// Fail where more than this share of the micro-batches is padding, such as 0.01.
+        #[arg(long, value_name = "SHARE")]
+        most: Option<f64>,
+    },
+    /// Whether a step gives the same bytes twice, and with another number of threads.
+    Determinism(ProbeArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl ProbeArgs {
+    fn load(&self) -> Result<Config> {
+        Ok(config::load(&self.config.config, &self.config.sets, &self.config.plugins)?.config)
+    }
+
+    /// Prints what was found, and fails where something is wrong with it.
+    fn conclude(&self, report: &(impl Serialize + Display), verdict: Result<()>) -> Result<()> {
+        match self.json {
+            true => print(&serde_json::to_string_pretty(report).expect("numbers and names are JSON"))?,
+            false => print(&report.to_string())?,
+        }
+        verdict
+    }
+}
+
+pub fn execute(command: &ProbeCommand) -> Result<()> {
+    match command {
+        ProbeCommand::Mask(args) => {
+            let model = args.load()?.model;
+            let text = TextConfig::read(&model.base)?;
+            device::check(&model.device, model.weights, &text)?;
+            let [(_, kernel), ..] = device::kernels(&model.device, model.weights)?;
+            let report = mask::probe(&text, &model.device, kernel)?;
+            args.conclude(&report, report.verdict())
+        }
+        ProbeCommand::Template(args) => {
+            let config = args.load()?;
+            let report = template::probe(&config, &corpus::encoder(&config)?)?;
+            args.conclude(&report, report.verdict())
+        }
+        ProbeCommand::Adapters(args) => {
+            let config = args.load()?;
+            let rehearsal = Rehearsal::new(&config)?;
+            let report = adapters::probe(&mut rehearsal.trainer(), &rehearsal.prepared.steps, &config.model.device)?;
+            args.conclude(&report, report.verdict())
+        }
+        ProbeCommand::Padding { args, most } => {
+            let config = args.load()?;
+            let sampler = PluginRef::configured(Kind::Sampler, &config.plugins)?;
+            let mut sampler = Sampler::load(&sampler, corpus::settings(&config, Kind::Sampler))?;
+            let corpus = corpus::load(&config)?;
+            let (steps, _) = planned_steps(&config, &corpus, &mut sampler)?;
+            let name = &sampler.identity().name;
+            let report = padding::probe(name, &steps, &corpus.train, config.data.max_seq_len);
+            args.conclude(&report, report.verdict(*most))
+        }
+        ProbeCommand::Determinism(args) => {
+            let config = args.load()?;
+            let rehearsal = Rehearsal::new(&config)?;
+            let report = determinism::probe(&rehearsal.trainer(), &rehearsal.prepared.steps, &config.model.device)?;
+            args.conclude(&report, report.verdict())
+        }
+    }
+}
