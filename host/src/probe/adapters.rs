@@ -156,7 +156,7 @@ impl Display for Report {
             let norms: Vec<f64> = self.modules.iter().map(norm).collect();
             let (least, most) =
                 (norms.iter().copied().fold(f64::INFINITY, f64::min), norms.iter().copied().fold(0.0, f64::max));
-            format!("{least:.3e} to {most:.3e}")
+            if most == 0.0 { "0".into() } else { format!("{least:.3e} to {most:.3e}") }
         };
         writeln!(out, "  gradient of B               {}", range(|m| m.b_gradient_norm))?;
         writeln!(out, "  gradient of A               {}", range(|m| m.a_gradient_norm))?;

@@ -38,6 +38,8 @@ pub struct Report {
     pub kernel: String,
     /// Lengths of the documents of the micro-batch, in tokens.
     pub documents_tokens: Vec<usize>,
+    /// Rows of each layer kind whose key and value were replaced, and whose gradient was pulled back.
+    pub rows_changed: usize,
     /// By layer kind.
     pub bands: Vec<Band>,
 }
@@ -118,7 +120,9 @@ pub fn probe(text: &TextConfig, name: &str, kernel: String) -> Result<Report> {
         look.band(layer.kind.name(), layers)
     });
     let bands = bands.collect();
-    Ok(Report { source: Source::Measured, device: name.into(), kernel, documents_tokens: documents, bands })
+    let rows_changed = Rows::new(&documents, window).edges_and_middles().len();
+    let (source, device) = (Source::Measured, name.into());
+    Ok(Report { source, device, kernel, documents_tokens: documents, rows_changed, bands })
 }
 
 impl Report {
@@ -379,8 +383,9 @@ impl Display for Report {
         }
         write!(
             out,
-            "rows and keys count from 0 in their document; each of {} pairs in every head, forward and in the gradient",
-            group(self.bands.iter().map(|band| band.pairs).sum())
+            "rows and keys count from 0 in their document; every pair of rows was looked at by its value in every head, {} rows by \
+             their key and by their gradient",
+            self.rows_changed
         )
     }
 }
