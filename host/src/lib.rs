@@ -2,6 +2,7 @@
 //!
 //! Data flows one way: config, corpus, sampler's plan, batches, engine, optimiser, scheduler, checkpoint, export.
 
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod corpus;
@@ -17,6 +18,7 @@ pub mod model;
 pub mod plan;
 pub mod plugins;
 pub mod probe;
+pub mod profile;
 pub mod report;
 pub mod run;
 pub mod train;

@@ -17,5 +17,6 @@ pub mod rope;
 pub mod simd;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;

@@ -1,5 +1,6 @@
 //! The command line: each flag is documented where it is defined.
 
+mod bench;
 mod cache;
 mod config;
 mod corpus;
@@ -10,6 +11,7 @@ mod load;
 mod plan;
 mod plugins;
 mod probe;
+mod profile;
 mod run;
 mod runs;
 mod score;
@@ -38,6 +40,10 @@ enum Command {
     /// What could spoil a run without an error, looked at before it; exit code 7 where something is found.
     #[command(subcommand)]
     Probe(probe::ProbeCommand),
+    /// Where the time of a run's steps goes: by phase, layer kind and kernel, held against a measured peak.
+    Profile(profile::ProfileArgs),
+    /// How long each part of a run's steps takes, at the run's shapes and with its kernels.
+    Bench(bench::BenchArgs),
     /// Continue a run that was interrupted, to the same bytes.
     Resume(ResumeArgs),
     /// Let a model answer a prompt; with --adapter, the base and the tuned model one after the other.
@@ -458,6 +464,8 @@ pub fn execute(cli: Cli) -> Result<()> {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Probe(command) => probe::execute(&command),
+        Command::Profile(args) => profile::profile(&args),
+        Command::Bench(args) => bench::bench(&args),
         Command::Resume(args) => run::resume(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Score(args) => score::score(&args),

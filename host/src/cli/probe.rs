@@ -74,8 +74,10 @@ pub fn execute(command: &ProbeCommand) -> Result<()> {
         }
         ProbeCommand::Adapters(args) => {
             let config = args.load()?;
-            let rehearsal = Rehearsal::new(&config)?;
-            let report = adapters::probe(&mut rehearsal.trainer(), &rehearsal.prepared.steps, &config.model.device)?;
+            let mut rehearsal = Rehearsal::new(&config)?;
+            let engine = rehearsal.load_engine()?;
+            let (mut trainer, steps, _) = rehearsal.parts(&engine);
+            let report = adapters::probe(&mut trainer, steps, &config.model.device)?;
             args.conclude(&report, report.verdict())
         }
         ProbeCommand::Padding { args, most } => {
@@ -90,8 +92,10 @@ pub fn execute(command: &ProbeCommand) -> Result<()> {
         }
         ProbeCommand::Determinism(args) => {
             let config = args.load()?;
-            let rehearsal = Rehearsal::new(&config)?;
-            let report = determinism::probe(&rehearsal.trainer(), &rehearsal.prepared.steps, &config.model.device)?;
+            let mut rehearsal = Rehearsal::new(&config)?;
+            let engine = rehearsal.load_engine()?;
+            let (trainer, steps, _) = rehearsal.parts(&engine);
+            let report = determinism::probe(&trainer, steps, &config.model.device)?;
             args.conclude(&report, report.verdict())
         }
     }

@@ -11,47 +11,54 @@ use crate::run::lease::DeviceLease;
 use crate::train::engine::Engine;
 use crate::train::gates::Records;
 use crate::train::optimizer::AdamW;
+use crate::train::steps::Step;
 use crate::train::trainer::Trainer;
 
-/// A run that is ready for its first step; the device is its own until it is dropped.
+/// A run before its base is read; the device is its own until it is dropped.
 pub struct Rehearsal<'a> {
     config: &'a Config,
     /// What is known without the base's weights.
     pub prepared: Prepared,
-    /// The base on its device.
-    pub engine: Engine,
     _lease: Option<DeviceLease>,
 }
 
 impl<'a> Rehearsal<'a> {
-    /// Asks what a run asks (whether the device is free, the corpora may be trained on, memory is enough), in its order,
-    /// and loads what it loads.
+    /// Asks what a run asks, in its order: whether the device is free, and the corpora may be trained on.
     ///
     /// # Errors
-    /// Whatever would stop a run before its first step, but for what its folder and its results need.
+    /// Whatever would stop a run before it reads its base, but for what its folder and its results need.
     pub fn new(config: &'a Config) -> Result<Self> {
         let mut reporter = Reporter::new(Mode::Quiet);
-        let mut records = Records::new();
-        let lease = super::gates::take_device(config, &mut records, &reporter)?;
+        let lease = super::gates::take_device(config, &mut Records::new(), &reporter)?;
         let manifest = super::manifest(config)?;
         let mut policies = Policies::load(&config.plugins)?;
         eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, None, None)?;
         let prepared = Prepared::new(config, manifest.map(|m| m.file), policies, &mut reporter)?;
-        super::gates::room(config, &prepared, &mut records, &reporter)?;
-        let engine = prepared.load_engine(config, &mut reporter)?;
-        Ok(Self { config, prepared, engine, _lease: lease })
+        Ok(Self { config, prepared, _lease: lease })
     }
 
-    /// The adapters and the optimiser as the first step finds them.
-    pub fn trainer(&self) -> Trainer<'_> {
-        let adapter = self.prepared.initial_adapter(self.config.train.seed, &self.engine.model.device);
-        Trainer {
+    /// Reads the base to its device, where there is room.
+    ///
+    /// # Errors
+    /// `gate::free_memory`, class `model`.
+    pub fn load_engine(&self) -> Result<Engine> {
+        let mut reporter = Reporter::new(Mode::Quiet);
+        super::gates::room(self.config, &self.prepared, &mut Records::new(), &reporter)?;
+        self.prepared.load_engine(self.config, &mut reporter)
+    }
+
+    /// Adapters and optimiser as the first step finds them, the steps, and the plugins that are asked on the way.
+    pub fn parts<'b>(&'b mut self, engine: &'b Engine) -> (Trainer<'b>, &'b [Step], &'b mut Policies) {
+        let adapter = self.prepared.initial_adapter(self.config.train.seed, &engine.model.device);
+        let Prepared { corpus, steps, policies, .. } = &mut self.prepared;
+        let trainer = Trainer {
             config: &self.config.train,
-            engine: &self.engine,
-            records: &self.prepared.corpus.train,
-            total_steps: self.prepared.steps.len() as u64,
+            engine,
+            records: &corpus.train,
+            total_steps: steps.len() as u64,
             optimizer: AdamW::new(&self.config.train, &adapter),
             adapter,
-        }
+        };
+        (trainer, steps, policies)
     }
 }

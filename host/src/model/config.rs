@@ -87,6 +87,19 @@ pub struct TextConfig {
 }
 
 impl TextConfig {
+    /// The layers whose attention has the same sizes and window: the first of each kind, and how many there are.
+    pub fn attention_kinds(&self) -> Vec<(&LayerConfig, usize)> {
+        let sizes = |layer: &LayerConfig| (layer.kind, layer.window, layer.kv_heads, layer.head_dim);
+        let mut kinds: Vec<(&LayerConfig, usize)> = Vec::new();
+        for layer in &self.layers {
+            match kinds.iter_mut().find(|(known, _)| sizes(known) == sizes(layer)) {
+                Some((_, layers)) => *layers += 1,
+                None => kinds.push((layer, 1)),
+            }
+        }
+        kinds
+    }
+
     /// Reads `dir/config.json`; end-of-sequence ids also come from `dir/generation_config.json` where there is one.
     ///
     /// # Errors

@@ -9,7 +9,7 @@
 use crate::device;
 use crate::error::{Error, Result};
 use crate::model::adapter::{tensor, values};
-use crate::model::config::{LayerConfig, TextConfig};
+use crate::model::config::TextConfig;
 use crate::model::gemma4;
 use crate::model::lora::group;
 use crate::model::rng::SplitMix64;
@@ -102,15 +102,7 @@ pub fn probe(text: &TextConfig, name: &str, kernel: String) -> Result<Report> {
     let device = device::open(name)?;
     let window = text.layers.iter().filter_map(|layer| layer.window).max();
     let documents = documents(window.unwrap_or(WITHOUT_WINDOW));
-    let mut kinds: Vec<(&LayerConfig, usize)> = Vec::new();
-    for layer in &text.layers {
-        let sizes = |layer: &LayerConfig| (layer.kind, layer.window, layer.kv_heads, layer.head_dim);
-        match kinds.iter_mut().find(|(known, _)| sizes(known) == sizes(layer)) {
-            Some((_, layers)) => *layers += 1,
-            None => kinds.push((layer, 1)),
-        }
-    }
-    let bands = kinds.into_iter().map(|(layer, layers)| {
+    let bands = text.attention_kinds().into_iter().map(|(layer, layers)| {
         let heads = Heads { query: text.heads, kv: layer.kv_heads, dim: layer.head_dim };
         let attend = |q, k, v, segments: &Segments| {
             let attention: Attention = gemma4::attention(layer, segments);

@@ -7,6 +7,7 @@
 //! that is not recomputed keeps all of its activations.
 
 use super::batch::Batch;
+use super::phase;
 use crate::model::adapter::{Adapter, LayerAdapters, LowRank};
 use crate::model::gemma4::Positions;
 use crate::model::products::Products;
@@ -15,6 +16,7 @@ use crate::model::weights::Model;
 use burn::tensor::{Gradients as Tape, Tensor};
 use tunehost_kernels::cotangent::pull_back;
 use tunehost_kernels::cross_entropy::{self, CrossEntropy, linear_cross_entropy};
+use tunehost_kernels::trace;
 
 /// A base with the settings that trade its memory for time.
 #[derive(Debug)]
@@ -97,12 +99,14 @@ impl Engine {
         gradients: &mut Gradients,
     ) -> Vec<f32> {
         gradients.modules.resize_with(adapter.modules.len(), || None);
+        let forward = trace::scope(phase::FORWARD);
         let positions = self.positions(batch);
         // Nothing below the lowest adapted layer needs a gradient.
         let lowest = adapter.plan.modules.iter().map(|m| m.layer).min().unwrap_or(0);
         let mut h = self.model.embed(&batch.ids);
         let mut saved = Vec::with_capacity(self.model.layers.len());
         for index in 0..self.model.layers.len() {
+            let _layer = trace::scope_of(phase::LAYER, index);
             if index < lowest {
                 h = self.model.layer(index).forward(h, &LayerAdapters::default(), &positions, &mut Products::default());
             } else if index < self.recompute_layers {
@@ -119,20 +123,28 @@ impl Engine {
             }
         }
 
+        drop(forward);
+
+        let loss = trace::scope(phase::LOSS);
         let last = h.autodiff().require_grad();
         let normed = self.model.final_norm(last.clone());
         let head = self.head(normed.clone().without_autodiff(), batch, grad_scale, true);
         let Some(d_normed) = head.d_hidden else { return head.loss };
         let mut d_h = vector_jacobian(&normed, d_normed).remove(&last);
         drop((last, normed));
+        drop(loss);
 
         for (index, saved) in (lowest..).zip(saved).collect::<Vec<_>>().into_iter().rev() {
             let graph = match saved {
                 Saved::Graph(graph) => graph,
                 Saved::Input(input, products) => {
+                    let _phase = trace::scope(phase::RECOMPUTE);
+                    let _layer = trace::scope_of(phase::LAYER, index);
                     self.record(adapter, index, index > lowest, input, products, &positions, dropout_seed)
                 }
             };
+            let _phase = trace::scope(phase::BACKWARD);
+            let _layer = trace::scope_of(phase::LAYER, index);
             let mut tape = vector_jacobian(&graph.output, d_h.clone());
             if index > lowest {
                 d_h = tape.remove(&graph.input);
@@ -145,6 +157,8 @@ impl Engine {
                     Some(s) => LowRank { a: s.a + grad.a, b: s.b + grad.b },
                 });
             }
+            // Freed within the phase.
+            drop((tape, graph));
         }
         head.loss
     }

@@ -5,6 +5,7 @@ use super::batch::Batch;
 use super::engine::{Engine, Gradients};
 use super::gates::StepGates;
 use super::optimizer::{AdamW, clip_factor, global_norm, learning_rate};
+use super::phase;
 use super::steps::{MicroBatch, Step};
 use crate::config::TrainConfig;
 use crate::corpus::Record;
@@ -12,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::model::rng::derive_seed;
 use crate::run::metrics::StepMetrics;
+use tunehost_kernels::trace;
 
 /// Adapters in training.
 #[derive(Debug)]
@@ -50,7 +52,9 @@ impl Trainer<'_> {
     /// `gate::nothing_trained`, and what `gates` found; the update is then not applied.
     pub fn step(&mut self, index: u64, step: &Step, gates: &mut StepGates) -> Result<StepMetrics> {
         let Computed { losses, loss, gradients, trained } = self.compute(index, step)?;
+        let norm = trace::scope(phase::OPTIMISER);
         let grad_norm = global_norm(&gradients);
+        drop(norm);
         let lr = learning_rate(self.config, index, self.total_steps);
         let rectangle: usize = step.batches.iter().map(|b| b.tokens(self.records).1).sum();
         let metrics = StepMetrics {
@@ -73,6 +77,7 @@ impl Trainer<'_> {
 
     /// Applies gradients of norm `grad_norm`, clipped.
     pub fn update(&mut self, gradients: Gradients, grad_norm: f64, lr: f64) {
+        let _phase = trace::scope(phase::OPTIMISER);
         let factor = clip_factor(grad_norm, self.config.clip_norm);
         self.optimizer.update(&mut self.adapter, gradients, factor, lr);
     }
@@ -82,7 +87,9 @@ impl Trainer<'_> {
     /// # Errors
     /// `gate::nothing_trained`.
     pub fn compute(&self, index: u64, step: &Step) -> Result<Computed> {
+        let data = trace::scope(phase::DATA);
         let batches: Vec<Batch> = step.batches.iter().map(|b| self.batch(b)).collect();
+        drop(data);
         let trained: usize = batches.iter().map(Batch::trained).sum();
         if trained == 0 {
             return Err(Error::new("gate::nothing_trained", format!("step {} has no trained token", index + 1))

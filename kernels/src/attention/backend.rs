@@ -10,6 +10,7 @@ use burn_flex::FlexTensor;
 
 use super::{Attention, Heads, Isa, cpu};
 use crate::flex::{float_tensor, unwritten, zeros};
+use crate::trace::{self, Work};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
@@ -63,9 +64,17 @@ fn heads(q: &FlexTensor, k: &FlexTensor) -> Heads {
     Heads { query: q.shape()[1], kv: k.shape()[1], dim: q.shape()[2] }
 }
 
+/// Two products forward; backward five, since the scores are computed again. As many values go in and out.
+fn work(products: usize, q: &FlexTensor, k: &FlexTensor, heads: Heads, attention: &Attention) -> Work {
+    let values = 2 * (q.shape().num_elements() + k.shape().num_elements());
+    let passes = if products > 2 { 2 } else { 1 };
+    Work::f32(products * 2 * attention.pairs() * heads.query * heads.dim, passes * values)
+}
+
 impl AttentionKernel for Flex {
     fn forward(q: FlexTensor, k: FlexTensor, v: FlexTensor, attention: &Attention) -> Output<Flex> {
         let heads = heads(&q, &k);
+        let _span = trace::kernel("windowed_attention", || work(2, &q, &k, heads, attention));
         let (q, k, v) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous());
         let mut out = unwritten(q.shape().num_elements());
         let mut lse = unwritten(q.shape()[0] * heads.query);
@@ -83,6 +92,7 @@ impl AttentionKernel for Flex {
         attention: &Attention,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let heads = heads(&q, &k);
+        let _span = trace::kernel("windowed_attention, backward", || work(5, &q, &k, heads, attention));
         let (q, k, v, dout) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous(), dout.to_contiguous());
         let output: Output<Flex> = Output { out: output.out.to_contiguous(), lse: output.lse.to_contiguous() };
         let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|input| zeros(input.shape().num_elements()));

@@ -33,6 +33,18 @@ pub struct Attention {
     pub scale: f64,
 }
 
+impl Attention {
+    /// Pairs of a query and a key that it sees.
+    pub fn pairs(&self) -> usize {
+        let lengths = self.segments.cu_seqlens().windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        let seen = |tokens: usize| {
+            let window = self.window.unwrap_or(tokens).min(tokens);
+            window * (window + 1) / 2 + (tokens - window) * window
+        };
+        lengths.map(seen).sum()
+    }
+}
+
 /// Sizes of the heads: query head `h` reads key and value head `h / (query / kv)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {

@@ -2,6 +2,7 @@
 
 use super::cpu;
 use crate::flex::{Packed, float_tensor};
+use crate::trace::{self, Work};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, backend_extension};
 use burn_autodiff::Autodiff;
@@ -26,6 +27,7 @@ pub trait GluOps: Backend {
 impl GluOps for Flex {
     fn geglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let (gate, up) = (Packed::new(gate), Packed::new(up));
+        let _span = trace::kernel("geglu", || Work::f32(0, 3 * gate.f32().len()));
         float_tensor(cpu::geglu(gate.f32(), up.f32()), gate.dims::<2>())
     }
 
@@ -35,6 +37,7 @@ impl GluOps for Flex {
         d_out: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (gate, up, d_out) = (Packed::new(gate), Packed::new(up), Packed::new(d_out));
+        let _span = trace::kernel("geglu, backward", || Work::f32(0, 5 * gate.f32().len()));
         let (d_gate, d_up) = cpu::geglu_backward(gate.f32(), up.f32(), d_out.f32());
         (float_tensor(d_gate, gate.dims::<2>()), float_tensor(d_up, gate.dims::<2>()))
     }

@@ -2,6 +2,7 @@
 
 use super::{Dropout, cpu};
 use crate::flex::{Packed, float_tensor};
+use crate::trace::{self, Work};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
 use burn_autodiff::Autodiff;
@@ -64,11 +65,22 @@ fn adapter<'a>(a: &'a Packed, b: &'a Packed, scale: f64, dropout: Option<Dropout
     cpu::Adapter { a: a.f32(), b: b.f32(), rank, scale: scale as f32, dropout }
 }
 
+/// One product with the frozen weight and, times `low_rank`, those with A and B; of the gradients to them `x` is an input too.
+fn work(shape: cpu::Shape, weight: &Packed, rank: usize, low_rank: usize) -> Work {
+    let cpu::Shape { n, input, output } = shape;
+    let pair = low_rank * rank * (input + output);
+    let again = if low_rank > 1 { n * input } else { 0 };
+    let values = n * (input + output + rank) + pair + again;
+    Work::f32(2 * n * (input * output + pair), values).with_weight(input * output, weight.weights().value_bytes())
+}
+
 impl LinearOps for Flex {
     fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, weight) = (Packed::new(x), Packed::new(weight));
         let ([n, input], [output, _]) = (x.dims(), weight.dims());
-        let y = cpu::linear(x.f32(), weight.weights(), cpu::Shape { n, input, output });
+        let shape = cpu::Shape { n, input, output };
+        let _span = trace::kernel("linear", || work(shape, &weight, 0, 0));
+        let y = cpu::linear(x.f32(), weight.weights(), shape);
         float_tensor(y, [n, output])
     }
 
@@ -79,7 +91,9 @@ impl LinearOps for Flex {
     fn frozen_linear_backward(weight: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (weight, d_y) = (Packed::new(weight), Packed::new(d_y));
         let ([n, output], [_, input]) = (d_y.dims(), weight.dims());
-        let d_x = cpu::linear_backward(weight.weights(), d_y.f32(), cpu::Shape { n, input, output });
+        let shape = cpu::Shape { n, input, output };
+        let _span = trace::kernel("linear, backward", || work(shape, &weight, 0, 0));
+        let d_x = cpu::linear_backward(weight.weights(), d_y.f32(), shape);
         float_tensor(d_x, [n, input])
     }
 
@@ -94,7 +108,9 @@ impl LinearOps for Flex {
         let (x, weight, a, b) = (Packed::new(x), Packed::new(weight), Packed::new(a), Packed::new(b));
         let ([n, input], [output, _]) = (x.dims(), weight.dims());
         let adapter = adapter(&a, &b, scale, dropout);
-        let (y, inner) = cpu::lora_linear(x.f32(), weight.weights(), &adapter, cpu::Shape { n, input, output });
+        let shape = cpu::Shape { n, input, output };
+        let _span = trace::kernel("lora_linear", || work(shape, &weight, adapter.rank, 1));
+        let (y, inner) = cpu::lora_linear(x.f32(), weight.weights(), &adapter, shape);
         (float_tensor(y, [n, output]), float_tensor(inner, [n, adapter.rank]))
     }
 
@@ -127,6 +143,7 @@ impl LinearOps for Flex {
         let adapter = adapter(&a, &b, scale, dropout);
         let rank = adapter.rank;
         let shape = cpu::Shape { n, input, output };
+        let _span = trace::kernel("lora_linear, backward", || work(shape, &weight, rank, 2));
         let (d_x, d_a, d_b) =
             cpu::lora_linear_backward(x.f32(), weight.weights(), &adapter, inner.f32(), d_y.f32(), shape);
         (float_tensor(d_x, [n, input]), float_tensor(d_a, [rank, input]), float_tensor(d_b, [output, rank]))

@@ -87,6 +87,14 @@ pub enum Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
+    /// Bytes of an element.
+    pub fn value_bytes(&self) -> usize {
+        match self {
+            Weights::F32(_) => size_of::<f32>(),
+            Weights::Bf16(_) => size_of::<bf16>(),
+        }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {

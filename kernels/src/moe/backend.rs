@@ -2,6 +2,7 @@
 
 use super::cpu;
 use crate::flex::{Packed, float_tensor, int_tensor};
+use crate::trace::{self, Work};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
 use burn_autodiff::Autodiff;
@@ -63,6 +64,14 @@ fn bank<'a>(gate_up: &'a Packed, down: &'a Packed) -> cpu::Bank<'a> {
     cpu::Bank { gate_up: gate_up.weights(), down: down.weights(), count, hidden, intermediate }
 }
 
+/// `products` with the weights of the chosen experts; the weights of all are read once, and `rows` rows go in and out.
+fn work(products: usize, rows: usize, x: &Packed, experts: &Packed, bank: &cpu::Bank) -> Work {
+    let ([n, hidden], [_, top_k]) = (x.dims(), experts.dims());
+    let values = bank.count * 3 * bank.hidden * bank.intermediate;
+    let flop = products * 2 * n * top_k * hidden * bank.intermediate;
+    Work::f32(flop, rows * n * hidden).with_weight(values, bank.gate_up.value_bytes())
+}
+
 impl MoeOps for Flex {
     fn moe_route(
         logits: FloatTensor<Self>,
@@ -70,7 +79,8 @@ impl MoeOps for Flex {
         top_k: usize,
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
         let (logits, scale) = (Packed::new(logits), Packed::new(per_expert_scale));
-        let [n, _] = logits.dims();
+        let [n, count] = logits.dims();
+        let _span = trace::kernel("moe_route", || Work::f32(0, n * (count + 2 * top_k)));
         let (weights, experts) = cpu::route(logits.f32(), scale.f32(), top_k);
         (float_tensor(weights, [n, top_k]), int_tensor(experts, [n, top_k]))
     }
@@ -83,7 +93,9 @@ impl MoeOps for Flex {
     ) -> FloatTensor<Self> {
         let (logits, scale) = (Packed::new(logits), Packed::new(per_expert_scale));
         let (experts, d_weights) = (Packed::new(experts), Packed::new(d_weights));
-        let [_, top_k] = experts.dims();
+        let [n, top_k] = experts.dims();
+        let [_, count] = logits.dims();
+        let _span = trace::kernel("moe_route, backward", || Work::f32(0, n * (2 * count + 2 * top_k)));
         let d_logits = cpu::route_backward(logits.f32(), scale.f32(), experts.i32(), d_weights.f32(), top_k);
         float_tensor(d_logits, logits.dims::<2>())
     }
@@ -99,7 +111,9 @@ impl MoeOps for Flex {
         let (gate_up, down) = (Packed::new(gate_up), Packed::new(down));
         let [_, top_k] = experts.dims();
         let choice = cpu::Choice { weights: weights.f32(), experts: experts.i32(), top_k };
-        float_tensor(cpu::experts(x.f32(), choice, bank(&gate_up, &down)), x.dims::<2>())
+        let bank = bank(&gate_up, &down);
+        let _span = trace::kernel("moe_experts", || work(3, 2, &x, &experts, &bank));
+        float_tensor(cpu::experts(x.f32(), choice, bank), x.dims::<2>())
     }
 
     fn moe_experts_known(
@@ -125,7 +139,10 @@ impl MoeOps for Flex {
         let (gate_up, down, d_out) = (Packed::new(gate_up), Packed::new(down), Packed::new(d_out));
         let [_, top_k] = experts.dims();
         let choice = cpu::Choice { weights: weights.f32(), experts: experts.i32(), top_k };
-        let (d_x, d_weights) = cpu::experts_backward(x.f32(), choice, bank(&gate_up, &down), d_out.f32());
+        let bank = bank(&gate_up, &down);
+        // gate and up are computed again
+        let _span = trace::kernel("moe_experts, backward", || work(5, 3, &x, &experts, &bank));
+        let (d_x, d_weights) = cpu::experts_backward(x.f32(), choice, bank, d_out.f32());
         (float_tensor(d_x, x.dims::<2>()), float_tensor(d_weights, weights.dims::<2>()))
     }
 }

@@ -10,6 +10,7 @@ use burn_flex::FlexTensor;
 
 use super::cpu::{self, Residual};
 use crate::flex::{float_tensor, unwritten};
+use crate::trace::{self, Work};
 
 /// The differentiable operations, dispatched at run time to the tensor's backend.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
@@ -52,6 +53,8 @@ pub trait RmsNormKernel: Backend {
 
 impl RmsNormKernel for Flex {
     fn forward(x: FlexTensor, weight: Option<FlexTensor>, eps: f64, residual: Option<(FlexTensor, f32)>) -> FlexTensor {
+        let rows = if residual.is_some() { 3 } else { 2 };
+        let _span = trace::kernel("rms_norm", || Work::f32(0, rows * x.shape().num_elements()));
         let (x, weight) = (x.to_contiguous(), weight.map(|w| w.to_contiguous()));
         let residual = residual.map(|(values, scale)| (values.to_contiguous(), scale));
         let residual = residual.as_ref().map(|(values, scale)| Residual { values: values.storage(), scale: *scale });
@@ -61,6 +64,7 @@ impl RmsNormKernel for Flex {
     }
 
     fn backward(x: FlexTensor, weight: Option<FlexTensor>, dy: FlexTensor, eps: f64, scale: f32) -> FlexTensor {
+        let _span = trace::kernel("rms_norm, backward", || Work::f32(0, 3 * x.shape().num_elements()));
         let (x, weight) = (x.to_contiguous(), weight.map(|w| w.to_contiguous()));
         let dy = dy.to_contiguous();
         let mut dx = unwritten(x.shape().num_elements());

@@ -10,6 +10,7 @@ use burn_flex::FlexTensor;
 
 use super::cpu::{self, Angles, Direction, Norm};
 use crate::flex::{float_tensor, unwritten};
+use crate::trace::{self, Work};
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
@@ -50,6 +51,7 @@ pub trait RopeKernel: Backend {
 
 impl RopeKernel for Flex {
     fn rotate(x: FlexTensor, cos: FlexTensor, sin: FlexTensor, direction: Direction) -> FlexTensor {
+        let _span = trace::kernel("rope", || Work::f32(0, 2 * x.shape().num_elements()));
         let (x, cos, sin) = (x.to_contiguous(), cos.to_contiguous(), sin.to_contiguous());
         let mut y = unwritten(x.shape().num_elements());
         cpu::rotate(x.storage(), angles(&x, &cos, &sin), direction, &mut y);
@@ -67,6 +69,7 @@ impl RopeOps for Flex {
     }
 
     fn rms_norm_rope(x: FlexTensor, weight: FlexTensor, cos: FlexTensor, sin: FlexTensor, eps: f64) -> FlexTensor {
+        let _span = trace::kernel("rms_norm_rope", || Work::f32(0, 2 * x.shape().num_elements()));
         let [x, weight, cos, sin] = [x, weight, cos, sin].map(|tensor| tensor.to_contiguous());
         let mut y = unwritten(x.shape().num_elements());
         let norm = Norm { weight: weight.storage(), eps };
@@ -82,6 +85,7 @@ impl RopeOps for Flex {
         dy: FlexTensor,
         eps: f64,
     ) -> FlexTensor {
+        let _span = trace::kernel("rms_norm_rope, backward", || Work::f32(0, 3 * x.shape().num_elements()));
         let [x, weight, cos, sin, dy] = [x, weight, cos, sin, dy].map(|tensor| tensor.to_contiguous());
         let mut dx = unwritten(x.shape().num_elements());
         let norm = Norm { weight: weight.storage(), eps };

@@ -1,0 +1,307 @@
+//! How long the parts of a run's steps take, each for itself, at the run's shapes, on its device, with the kernels that the run
+//! resolves to: a benchmark of anything else says nothing about the run.
+
+use crate::config::Config;
+use crate::device;
+use crate::error::{Error, Result};
+use crate::job::Rehearsal;
+use crate::model::adapter::{Adapter, LowRank, tensor};
+use crate::model::config::{LayerConfig, TextConfig};
+use crate::model::gemma4;
+use crate::model::lora::group;
+use crate::model::rng::SplitMix64;
+use crate::plan::{Source, Spread};
+use crate::plugins::{PlanRequest, StepInfo};
+use crate::run::clock::unix_ms_now;
+use crate::run::provenance::Provenance;
+use crate::train::batch::Batch;
+use crate::train::engine::Gradients;
+use crate::train::optimizer::{AdamW, global_norm};
+use crate::train::steps::MicroBatch;
+use burn::tensor::{DType, Device, Tensor};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
+use std::time::Instant;
+use tunehost_kernels::attention::windowed_attention_output;
+use tunehost_kernels::cotangent::pull_back;
+use tunehost_kernels::cross_entropy::linear_cross_entropy;
+use tunehost_kernels::{moe, trace};
+
+/// What the parts of a run's steps take.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Of times; operations and bytes are computed from shapes.
+    pub source: Source,
+    /// Where it ran.
+    pub device: String,
+    /// What every kernel resolves to there.
+    pub resolved: BTreeMap<&'static str, String>,
+    /// Hash of that, as a run's provenance has it.
+    pub kernels_sha256: String,
+    /// The run whose kernels were found to be the same; null where none was named.
+    pub same_as_run: Option<String>,
+    /// The micro-batches.
+    pub shapes: Vec<Shape>,
+    /// What was measured.
+    pub rows: Vec<Row>,
+}
+
+/// A micro-batch of the run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Shape {
+    /// `median` or `largest`, by tokens.
+    pub name: &'static str,
+    /// Tokens.
+    pub tokens: usize,
+    /// Documents.
+    pub documents: usize,
+    /// Tokens with a target.
+    pub trained_tokens: usize,
+}
+
+/// A part of a step.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// What it is.
+    pub what: String,
+    /// At which micro-batch, where it depends on one.
+    pub shape: Option<&'static str>,
+    /// Seconds.
+    pub s: Spread,
+    /// Operations of its products; null for what is no kernel, or one that does not tell.
+    pub flop: Option<usize>,
+    /// Bytes that it moves at least.
+    pub bytes: Option<usize>,
+}
+
+/// Measures each part `times` times after a time that is not counted. With `run`, the folder of a run, first compares its kernels.
+///
+/// # Errors
+/// `run::other_kernels` where the run's kernels are others; classes `run`, `device`, `plugin`.
+pub fn bench(
+    config: &Config,
+    rehearsal: &mut Rehearsal,
+    times: usize,
+    run: Option<&std::path::Path>,
+) -> Result<Report> {
+    let resolved = BTreeMap::from(device::kernels(&config.model.device, config.model.weights)?);
+    let same_as_run = run.map(|run| same_kernels(run, &resolved)).transpose()?;
+    let device = device::open(&config.model.device)?;
+    let mut bench = Bench { times, device: &device, rows: Vec::new() };
+    let prepared = &mut rehearsal.prepared;
+    let records = &prepared.corpus.train;
+    let mut batches: Vec<&MicroBatch> = prepared.steps.iter().flat_map(|step| &step.batches).collect();
+    batches.sort_by_key(|batch| batch.tokens(records).0);
+    let laid_out = |batch: &MicroBatch| Batch::of(batch.rows.iter().flatten().map(|i| &records[*i as usize]));
+    let chosen = [("median", batches[batches.len() / 2]), ("largest", batches[batches.len() - 1])];
+    let mut shapes = Vec::new();
+    for (name, micro_batch) in chosen {
+        let batch = laid_out(micro_batch);
+        let documents = batch.segments.cu_seqlens().len() - 1;
+        shapes.push(Shape { name, tokens: batch.tokens(), documents, trained_tokens: batch.trained() });
+        bench.kernels(name, config, &prepared.text, &batch);
+        bench.measure("data: micro-batch laid out", Some(name), || {
+            laid_out(micro_batch);
+            Ok(())
+        })?;
+    }
+    bench.optimiser(config, &prepared.initial_adapter(config.train.seed, &device));
+
+    let (lengths, roots) = prepared.corpus.columns();
+    let request = PlanRequest::configured(config, &lengths, &roots, 0);
+    let policies = &mut prepared.policies;
+    let what = format!("plugin {}: {} records planned", policies.sampler.identity().name, group(lengths.len()));
+    bench.measure(what, None, || policies.sampler.plan(&request).map(drop))?;
+    let what = format!("plugin {}: asked after a step", policies.scheduler.identity().name);
+    let mut step = 0;
+    bench.measure(what, None, || {
+        step += 1;
+        let (total_steps, wall_clock_ms) = (prepared.steps.len().max(step) as u64, unix_ms_now());
+        let (since_last_save_ms, last_save_cost_ms) = (1000, 0);
+        let step = step as u64;
+        let info = StepInfo { step, total_steps, wall_clock_ms, since_last_save_ms, last_save_cost_ms, loss: 1.0 };
+        policies.scheduler.after_step(&info).map(drop)
+    })?;
+    Ok(Report {
+        source: Source::Measured,
+        device: config.model.device.clone(),
+        kernels_sha256: hash(&resolved),
+        resolved,
+        same_as_run,
+        shapes,
+        rows: bench.rows,
+    })
+}
+
+fn hash(resolved: &BTreeMap<&'static str, String>) -> String {
+    device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..])))
+}
+
+/// The id of the run in the folder `run`, where its kernels are the `resolved` ones.
+fn same_kernels(run: &std::path::Path, resolved: &BTreeMap<&'static str, String>) -> Result<String> {
+    let provenance = Provenance::read(run)?;
+    let of_run = provenance.kernels.iter().map(|(kernel, by)| (&kernel[..], &by.resolved[..]));
+    let (was, is) = (device::kernels_sha256(of_run.clone()), hash(resolved));
+    if was == is {
+        return Ok(provenance.run_id);
+    }
+    let of_run: BTreeMap<&str, &str> = of_run.collect();
+    let differs = |kernel: &&str| of_run.get(*kernel) != resolved.get(*kernel).map(|by| &by[..]).as_ref();
+    let kernel = of_run.keys().chain(resolved.keys()).copied().find(|kernel| differs(kernel)).unwrap_or_default();
+    let of_run = of_run.get(kernel).copied().unwrap_or("nothing");
+    let here = resolved.get(kernel).map_or("nothing", |by| &by[..]);
+    let message = format!("the kernels here have the sha256 {is}: {kernel} is {here}");
+    Err(Error::new("run::other_kernels", message)
+        .expected(format!("{was}, with which run {} was started: {kernel} is {of_run}", provenance.run_id))
+        .help("bench on the run's machine with its model.device and model.weights, or leave --run out"))
+}
+
+struct Bench<'a> {
+    times: usize,
+    device: &'a Device,
+    rows: Vec<Row>,
+}
+
+impl Bench<'_> {
+    fn measure(
+        &mut self,
+        what: impl Into<String>,
+        shape: Option<&'static str>,
+        mut call: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        // The first call is not counted, and tells what the kernels do.
+        let (first, spans) = trace::record(|| (), &mut call);
+        first?;
+        _ = self.device.sync();
+        let work = || spans.iter().filter_map(|span| span.work);
+        let told = work().next().is_some();
+        let mut seconds = Vec::with_capacity(self.times);
+        for _ in 0..self.times {
+            let started = Instant::now();
+            call()?;
+            _ = self.device.sync();
+            seconds.push(started.elapsed().as_secs_f64());
+        }
+        self.rows.push(Row {
+            what: what.into(),
+            shape,
+            s: Spread::of(&seconds).expect("it is measured once at least"),
+            flop: told.then(|| work().map(|work| work.flop).sum()),
+            bytes: told.then(|| work().map(|work| work.bytes).sum()),
+        });
+        Ok(())
+    }
+
+    /// Measures a call that cannot fail.
+    fn kernel(&mut self, what: impl Into<String>, shape: &'static str, mut call: impl FnMut()) {
+        let measured = self.measure(what, Some(shape), || {
+            call();
+            Ok(())
+        });
+        measured.expect("the call does not fail");
+    }
+
+    fn random<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        let mut rng = SplitMix64::new(D as u64, "bench");
+        let values = (0..shape.iter().product::<usize>()).map(|_| (rng.next_f64() - 0.5) as f32).collect();
+        tensor(shape, values, self.device)
+    }
+
+    fn kernels(&mut self, shape: &'static str, config: &Config, text: &TextConfig, batch: &Batch) {
+        let n = batch.tokens();
+        let dtype = match config.model.weights {
+            crate::config::WeightDtype::F32 => DType::F32,
+            crate::config::WeightDtype::Bf16 => DType::BF16,
+        };
+        for (layer, _) in text.attention_kinds() {
+            self.attention(shape, layer, text.heads, batch);
+        }
+        let hidden = text.hidden_size;
+        if let Some(moe) = text.layers.iter().find_map(|layer| layer.moe) {
+            let gate_up = self.random([moe.experts, 2 * moe.intermediate_size, hidden]).cast(dtype);
+            let down = self.random([moe.experts, hidden, moe.intermediate_size]).cast(dtype);
+            let (x, logits) = (self.random([n, hidden]), self.random([n, moe.experts]));
+            let scale = Tensor::<1>::ones([moe.experts], self.device);
+            let d_out = self.random([n, hidden]);
+            let run = |x: Tensor<2>, logits: Tensor<2>| {
+                let routing = moe::route(logits, scale.clone(), moe.top_k);
+                moe::experts(x, &routing, gate_up.clone(), down.clone())
+            };
+            let name = "moe_route and moe_experts";
+            self.kernel(format!("{name}, forward"), shape, || drop(run(x.clone(), logits.clone())));
+            self.kernel(format!("{name}, forward and backward"), shape, || {
+                let [x, logits] = [&x, &logits].map(|t| t.clone().autodiff().require_grad());
+                drop(pull_back(run(x, logits), d_out.clone()));
+            });
+        }
+        let (rows, head) = (self.random([n, hidden]), self.random([text.vocab_size, hidden]).cast(dtype));
+        for (name, want_grad) in [("loss", false), ("loss and gradient", true)] {
+            self.kernel(format!("linear_cross_entropy, {name}"), shape, || {
+                let (softcap, chunk_rows) = (text.final_logit_softcapping, config.train.loss_chunk_rows);
+                let (rows, head) = (rows.clone(), head.clone());
+                drop(linear_cross_entropy(rows, head, &batch.targets, softcap, 1.0, chunk_rows, want_grad));
+            });
+        }
+    }
+
+    fn attention(&mut self, shape: &'static str, layer: &LayerConfig, heads: usize, batch: &Batch) {
+        let (n, LayerConfig { kv_heads, head_dim, kind, .. }) = (batch.tokens(), *layer);
+        let inputs = [heads, kv_heads, kv_heads].map(|heads| self.random([n, heads, head_dim]));
+        let d_out = self.random([n, heads * head_dim]);
+        let attention = gemma4::attention(layer, &batch.segments);
+        let run = |[q, k, v]: [Tensor<3>; 3]| windowed_attention_output(q, k, v, &attention).out;
+        let name = format!("windowed_attention, {} layer", kind.name());
+        self.kernel(format!("{name}, forward"), shape, || drop(run(inputs.clone())));
+        self.kernel(format!("{name}, forward and backward"), shape, || {
+            let out = run(inputs.clone().map(|t| t.autodiff().require_grad()));
+            drop(pull_back(out.reshape([n, heads * head_dim]), d_out.clone()));
+        });
+    }
+
+    fn optimiser(&mut self, config: &Config, initial: &Adapter) {
+        let mut adapter = initial.clone();
+        let mut optimizer = AdamW::new(&config.train, &adapter);
+        let gradient = |pair: &LowRank| Some(LowRank { a: self.random(pair.a.dims()), b: self.random(pair.b.dims()) });
+        let modules: Vec<Option<LowRank>> = adapter.modules.iter().map(gradient).collect();
+        let what = format!("optimiser: {} parameters updated", group(adapter.plan.parameters()));
+        let measured = self.measure(what, None, || {
+            let gradients = Gradients { modules: modules.clone() };
+            let norm = global_norm(&gradients);
+            optimizer.update(&mut adapter, gradients, 1.0 / norm, config.train.lr);
+            Ok(())
+        });
+        measured.expect("the call does not fail");
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, out: &mut Formatter) -> fmt::Result {
+        writeln!(out, "bench (measured) on {}, kernels sha256 {}", self.device, self.kernels_sha256)?;
+        match &self.same_as_run {
+            Some(run) => writeln!(out, "the kernels are the same as those of run {run}")?,
+            None => writeln!(
+                out,
+                "a run of this configuration on this machine resolves to the same: kernels_sha256 in provenance.json"
+            )?,
+        }
+        for Shape { name, tokens, documents, trained_tokens } in &self.shapes {
+            let (tokens, trained) = (group(*tokens), group(*trained_tokens));
+            writeln!(
+                out,
+                "the {name} micro-batch: {tokens} tokens in {} documents, {trained} trained",
+                group(*documents)
+            )?;
+        }
+        write!(out, "\n{:<58} {:<8} {:>40} {:>9}", "part", "at", "ms: median (least to most, n)", "GFLOP/s")?;
+        for Row { what, shape, s, flop, .. } in &self.rows {
+            let [median, min, max] = [s.median, s.min, s.max].map(|s| s * 1e3);
+            let time = format!("{median:.4} ({min:.4} to {max:.4}, n = {})", s.n);
+            write!(out, "\n{what:<58} {:<8} {time:>40}", shape.unwrap_or(""))?;
+            if let Some(flop) = flop.filter(|flop| *flop > 0) {
+                write!(out, " {:>9.1}", flop as f64 / s.median / 1e9)?;
+            }
+        }
+        write!(out, "\noperations are those of the products, computed from shapes")
+    }
+}

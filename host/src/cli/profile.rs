@@ -1,0 +1,41 @@
+//! `tunehost profile`.
+
+use super::{ConfigArgs, print_as};
+use crate::config;
+use crate::error::{Error, Result};
+use crate::job::Rehearsal;
+use crate::profile;
+use crate::run::atomic::{self, Existing};
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Optimiser steps that are measured, after one that is not.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Also write their spans to this new file, for chrome://tracing or Perfetto.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn profile(args: &ProfileArgs) -> Result<()> {
+    if let Some(path) = args.trace.as_deref().filter(|path| path.exists()) {
+        return Err(
+            Error::new("usage::trace_exists", format!("{} exists already", path.display())).help("name a new file")
+        );
+    }
+    let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let mut rehearsal = Rehearsal::new(&config)?;
+    let (report, recorded) = profile::profile(&config, &mut rehearsal, args.steps as usize)?;
+    if let Some(path) = &args.trace {
+        let trace = profile::chrome_trace(&recorded).to_string();
+        atomic::write(path, trace.as_bytes(), Existing::Refuse)?;
+    }
+    print_as(args.json, || serde_json::to_value(&report).expect("numbers and names are JSON"), || report.to_string())
+}

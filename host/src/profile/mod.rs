@@ -1,0 +1,145 @@
+//! Where the time of a run's steps goes: some of them computed as a run computes them, with every kernel and every part of a
+//! step recorded ([`trace`]), held against what this machine was measured to reach in the same process.
+
+mod chrome;
+pub mod peak;
+mod table;
+mod text;
+
+pub use chrome::chrome_trace;
+pub use table::{KernelRow, LayerRow, PhaseRow, Table, Time};
+
+use crate::config::Config;
+use crate::device;
+use crate::error::Result;
+use crate::job::Rehearsal;
+use crate::plan::memory::Model;
+use crate::plan::work::Work;
+use crate::plan::{Source, Spread};
+use crate::plugins::StepInfo;
+use crate::run::clock::unix_ms_now;
+use crate::run::metrics::StepMetrics;
+use crate::train::gates::StepGates;
+use crate::train::phase;
+use crate::train::steps::Step;
+use peak::Peaks;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tunehost_kernels::trace::{self, Span};
+
+/// Steps before those that are measured: the first one asks the system for memory.
+pub const WARM_UP_STEPS: usize = 1;
+
+/// Where the time of some steps went.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Of times; the operations are computed from shapes.
+    pub source: Source,
+    /// Where it ran.
+    pub device: String,
+    /// What every kernel resolves to there.
+    pub resolved: BTreeMap<&'static str, String>,
+    /// Hash of that, as a run's provenance has it.
+    pub kernels_sha256: String,
+    /// A step, seconds.
+    pub step_s: Spread,
+    /// Tokens of all measured steps.
+    pub tokens: usize,
+    /// What the device reaches, measured before the steps.
+    pub peaks: Peaks,
+    /// Operations of a step, the mean: computed from the lengths of its documents.
+    pub work: Work,
+    /// Operations that were performed, per second, as a share of the measured peak.
+    pub mfu_performed: f64,
+    /// The same of those that the model asks for, with nothing computed twice.
+    pub mfu_nominal: f64,
+    /// The step by phase, layer kind and kernel, means over the steps.
+    #[serde(flatten)]
+    pub table: Table,
+}
+
+/// A step's spans, and when it started and ended, from the start of the first.
+pub struct Recorded {
+    /// Start.
+    pub start: Duration,
+    /// End.
+    pub end: Duration,
+    /// What ran in it.
+    pub spans: Vec<Span>,
+}
+
+/// Computes `count` steps of the run after one that is not measured; the first steps, and where there are fewer, again from the
+/// first.
+///
+/// # Errors
+/// Classes `device`, `gate`, `plugin`: what would stop the run in these steps.
+pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Result<(Report, Vec<Recorded>)> {
+    let name = &config.model.device;
+    let device = device::open(name)?;
+    let resolved = BTreeMap::from(device::kernels(name, config.model.weights)?);
+    let peaks = Peaks::measure(config, &device);
+    let text = rehearsal.prepared.text.clone();
+    let lora = rehearsal.prepared.lora.clone();
+    // Sizes of memory are of no use for work.
+    let model = Model { text: &text, lora: &lora, train: &config.train, base_bytes: 0, process_bytes: 0, threads: 1 };
+
+    let engine = rehearsal.load_engine()?;
+    let (mut trainer, steps, policies) = rehearsal.parts(&engine);
+    let records = trainer.records;
+    let mut gates = StepGates::new(&config.gates, None);
+    let (mut recorded, mut work, mut tokens) = (Vec::new(), Work::default(), 0);
+    let mut began = Instant::now();
+    for number in 0..WARM_UP_STEPS + count {
+        let step: &Step = &steps[number % steps.len()];
+        if number == WARM_UP_STEPS {
+            began = Instant::now();
+        }
+        let start = began.elapsed();
+        let waits = device.clone();
+        // A device that fails fails in the step too, where the error is told.
+        let (metrics, spans) = trace::record(
+            move || _ = waits.sync(),
+            || -> Result<StepMetrics> {
+                let metrics = trainer.step(number as u64, step, &mut gates)?;
+                let _phase = trace::scope(phase::PLUGINS);
+                policies.scheduler.after_step(&StepInfo {
+                    step: metrics.step,
+                    total_steps: trainer.total_steps.max(metrics.step),
+                    wall_clock_ms: unix_ms_now(),
+                    since_last_save_ms: began.elapsed().as_millis() as u64,
+                    last_save_cost_ms: 0,
+                    loss: metrics.loss,
+                })?;
+                Ok(metrics)
+            },
+        );
+        _ = device.sync();
+        let end = began.elapsed();
+        let metrics = metrics?;
+        if number >= WARM_UP_STEPS {
+            let documents = step.batches.iter().flat_map(|batch| batch.rows.iter().flatten());
+            let lengths = documents.map(|i| records[*i as usize].tokens.len());
+            work = work + model.work(lengths, metrics.trained_tokens as usize);
+            tokens += metrics.tokens as usize;
+            recorded.push(Recorded { start, end, spans });
+        }
+    }
+    let seconds: Vec<f64> = recorded.iter().map(|step| (step.end - step.start).as_secs_f64()).collect();
+    let (steps, total): (f64, f64) = (seconds.len() as f64, seconds.iter().sum());
+    let peak = peaks.weights_product_flops();
+    let report = Report {
+        source: Source::Measured,
+        device: name.clone(),
+        kernels_sha256: device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..]))),
+        resolved,
+        step_s: Spread::of(&seconds).expect("a step was measured"),
+        tokens,
+        mfu_performed: work.performed_flop / total / peak,
+        mfu_nominal: work.nominal_flop / total / peak,
+        work: Work { nominal_flop: work.nominal_flop / steps, performed_flop: work.performed_flop / steps },
+        table: Table::of(&recorded, &text.layers),
+        peaks,
+    };
+    Ok((report, recorded))
+}
