@@ -114,6 +114,9 @@ fn a_grant_lets_one_run_through() {
     assert_eq!(case.runs(), 0, "a blocked run leaves no folder");
 
     case.write("grants.toml", GRANT);
+    // As a crash left it: no run trained on that.
+    let torn = "{\"sequence\":1,\"prev";
+    case.write("grants.ledger.jsonl", torn);
     let said = case.run_ok();
     assert!(said.contains("eligibility one-run-grant 0.1.0: 1 of 1 blockers overridden"), "{said}");
     let run = case.path("runs/demo-001");
@@ -123,6 +126,7 @@ fn a_grant_lets_one_run_through() {
     assert_eq!(eligibility["overridden_blockers"][0]["blocker"], "chats/no-consent");
     assert_eq!(eligibility["substitute_controls"], serde_json::json!(["names are replaced"]));
     assert_eq!(eligibility["grants"][0]["id"], "g1");
+    assert_eq!(fs::read_to_string(case.path("grants.ledger.torn")).unwrap(), torn);
     let ledger = fs::read_to_string(case.path("grants.ledger.jsonl")).unwrap();
     let line: Value = serde_json::from_str(&ledger).unwrap();
     assert_eq!((&line["run"], &line["grant"]), (&stands["run_id"], &Value::from("g1")));
@@ -149,7 +153,8 @@ fn a_ledger_that_is_not_what_the_run_left_is_refused() {
     let ledger = fs::read_to_string(case.path("grants.ledger.jsonl")).unwrap();
     for (text, code) in [
         (ledger.replace("demo-001", "demo-002"), "gate::ledger_broken"),
-        (ledger.trim_end().into(), "gate::ledger_broken"),
+        // A line that a run saw whole is no half-written one.
+        (ledger.trim_end().into(), "gate::ledger_behind"),
         (String::new(), "gate::ledger_behind"),
     ] {
         case.write("grants.ledger.jsonl", &text);

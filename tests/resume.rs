@@ -4,6 +4,7 @@ mod common;
 
 use common::short::provenance;
 use common::{fails, ok, tunehost};
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -155,8 +156,7 @@ fn a_broken_checkpoint_is_passed_over_and_a_changed_base_refused() {
     wait_for_steps(&run, 10);
     signal(&child, "TERM");
     assert!(child.wait_with_output().unwrap().status.success());
-    let mut saved: Vec<PathBuf> = fs::read_dir(run.join("checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
-    saved.sort();
+    let saved = checkpoint::folders(&run.join("checkpoints")).unwrap();
     let newest = saved.last().unwrap().join("adapter_model.safetensors");
     let mut bytes = fs::read(&newest).unwrap();
     let middle = bytes.len() / 2;
@@ -172,14 +172,14 @@ fn a_broken_checkpoint_is_passed_over_and_a_changed_base_refused() {
     assert!(said.contains("run::changed") && said.contains("corpus[0]"), "{said}");
 }
 
-/// `--until` long ahead with a margin that reaches beyond it: the window closes after one step.
-const CLOSES_AT_ONCE: [&str; 4] =
-    ["--until", "2099-01-01T00:00:00+02:00", "--set", "plugins.config.checkpoint_scheduler.margin_seconds=4294967295"];
+/// A time for `--until` that is nearer than the minute which its scheduler keeps free: the window closes after one step.
+fn soon() -> String {
+    (Timestamp::now() + SignedDuration::from_secs(50)).to_string()
+}
 
 /// A run of one step, stopped by its window and ready to be resumed.
 fn one_step(config: &Path, run: &Path) -> String {
-    let args = ["run", config.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
-    ok(&[&args[..], &CLOSES_AT_ONCE].concat())
+    ok(&["run", config.to_str().unwrap(), "--run-dir", run.to_str().unwrap(), "--until", &soon()])
 }
 
 #[test]
@@ -198,31 +198,42 @@ fn a_run_over_several_windows_is_one_run() {
     let resume = ["resume", run.to_str().unwrap()];
     for window in 0..2 {
         let before = steps();
-        let said = ok(&[&resume[..], &CLOSES_AT_ONCE].concat());
+        let said = ok(&[&resume[..], &["--until", &soon()]].concat());
         assert_eq!(steps(), before + 1, "window {window}");
         assert!(said.contains("until       20") && said.contains("the checkpoint scheduler stopped it: "), "{said}");
         assert!(said.contains(&format!("saved; to go on: tunehost resume {} --until ", run.display())), "{said}");
         assert!(!run.join("export").exists());
     }
-    ok(&[&resume[..], &CLOSES_AT_ONCE[..2]].concat());
-    // Only what a scheduler remembers is in one of the last checkpoints and not in the other.
-    let but_memory = |run: &Path| {
-        let mut contents = contents(run);
-        contents.retain(|name, _| !name.ends_with("checkpoint.json"));
-        contents
-    };
-    assert!(but_memory(&whole) == but_memory(&run));
-    // Every resume says where it took up, and that another scheduler decided.
-    let provenance = provenance(&run);
-    let resumes = provenance["resumes"].as_array().unwrap();
-    assert_eq!(resumes.len(), 3);
-    for (resume, next) in resumes.iter().zip(&resumes[1..]) {
-        assert_eq!(resume["from_step"].as_u64().unwrap() + 1, next["from_step"].as_u64().unwrap());
-        let allowed = resume["allowed"].as_array().unwrap();
-        assert_eq!(allowed[0]["key"], "plugin/checkpoint_scheduler");
-        assert!(allowed[0]["is"].as_str().unwrap().starts_with("window "), "{allowed:?}");
-        assert_eq!(allowed.len(), 1);
-    }
+    // A window was one process's: the next one, of which none was asked, goes on to the end.
+    ok(&resume);
+    assert_same(&whole, &run);
+    assert_eq!(ok(&["runs", "diff", whole.to_str().unwrap(), run.to_str().unwrap()]).trim(), "no difference");
+    // Every resume says where it took up, and when each window was to close stands with the clocks.
+    let resumes = provenance(&run)["resumes"].clone();
+    let from: Vec<u64> = resumes.as_array().unwrap().iter().map(|r| r["from_step"].as_u64().unwrap()).collect();
+    assert_eq!(from, [from[0], from[0] + 1, from[0] + 2]);
+    let timing = fs::read_to_string(run.join("timing.jsonl")).unwrap();
+    let lines = timing.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let windows: Vec<Value> = lines.filter(|line| line["kind"] == "until").collect();
+    assert_eq!(windows.iter().map(|window| window["step"].as_u64().unwrap()).collect::<Vec<_>>(), from[..2]);
+    assert!(windows.iter().all(|w| w["plugin"].as_str().unwrap().starts_with("window ")), "{windows:?}");
+    assert!(windows.iter().all(|w| w["until"].as_str().unwrap().starts_with("20")), "{windows:?}");
+}
+
+#[test]
+fn a_run_whose_own_scheduler_is_window_is_given_another_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let text = fs::read_to_string(&config).unwrap().replace("\"every-n-steps\"", "\"window\"");
+    fs::write(&config, text.replace("n = 4", "until = \"2001-01-01T00:00:00Z\"")).unwrap();
+    let run = dir.path().join("run");
+    // Its own time is long over, so that each process would do one step.
+    let said = ok(&["run", config.to_str().unwrap(), "--run-dir", run.to_str().unwrap()]);
+    assert!(said.contains("saved; to go on: ") && said.contains(" --until TIME"), "{said}");
+    ok(&["resume", run.to_str().unwrap(), "--until", "2099-01-01T00:00:00Z"]);
+    assert_eq!(provenance(&run)["outcome"]["status"], "finished");
+    let until = "plugins.config.checkpoint_scheduler.until";
+    assert_eq!(provenance(&run)["config"][until]["value"], "\"2001-01-01T00:00:00Z\"");
 }
 
 #[test]
@@ -289,13 +300,37 @@ fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
     let lr = ["--set", "train.lr=2e-3", "--allow", "kernel"];
     let (code, said) = resumed(&lr);
     assert!(code == 6 && said.contains("train.lr: was 0.001, is 0.002") && !said.contains("kernel/"), "{said}");
-    let (code, said) = resumed(&[&lr[..], &["--allow", "train.lr"]].concat());
+    let until = soon();
+    let (code, said) = resumed(&[&lr[..], &["--allow", "train.lr", "--until", &until]].concat());
     assert!(code == 0 && said.contains("allowed and noted in provenance: train.lr: was 0.001, is 0.002"), "{said}");
     let allowed = provenance(&run)["resumes"][0]["allowed"].clone();
     let keys: Vec<&str> = allowed.as_array().unwrap().iter().map(|change| change["key"].as_str().unwrap()).collect();
     assert!(keys.contains(&"kernel/rope") && keys.contains(&"train.lr"), "{keys:?}");
-    // What was allowed once stays allowed.
-    assert_eq!(resumed(&lr[..2]).0, 0);
+    // What was allowed is what the run is from then on: another value is refused, also the one that it started with.
+    for value in ["0.003", "0.001"] {
+        let (code, said) = resumed(&["--set", &format!("train.lr={value}")]);
+        let line = format!("train.lr: was 0.002, is {value} (0.001 when the run was started)");
+        assert!(code == 6 && said.contains(&line), "{said}");
+    }
+    let (code, said) = resumed(&[]);
+    assert_eq!(code, 0, "{said}");
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let rates: Vec<f64> = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line["kind"] == "step")
+        .map(|line| line["lr"].as_f64().unwrap())
+        .collect();
+    // Three steps of warm-up, of which the first was done with the other rate.
+    assert!(rates.len() == STEPS && (rates[2] - 2e-3).abs() < 1e-9, "{rates:?}");
+    assert_eq!(provenance(&run)["resumes"][1]["allowed"], Value::Array(Vec::new()));
+}
+
+/// The run as if it had been killed when all but its end was written down.
+fn without_end(run: &Path) {
+    let mut record = provenance(run);
+    record["outcome"] = Value::Null;
+    fs::write(run.join("provenance.json"), record.to_string()).unwrap();
 }
 
 /// A finished run of three steps whose checkpoints of steps 2 and 3 are kept.
@@ -315,6 +350,7 @@ fn what_was_computed_otherwise_is_not_taken_over() {
     let read = |name: &str| fs::read(run.join(name)).expect(name);
     let [losses, losses_before, exported] = names.map(read);
     fs::remove_dir_all(run.join("checkpoints/step-000003")).unwrap();
+    without_end(&run);
     let resume = ["resume", run.to_str().unwrap()];
     ok(&[&resume[..], &["--set", "train.lr=5e-2", "--allow", "train.lr"]].concat());
     assert!(read(names[0]) != losses && read(names[2]) != exported);
@@ -323,10 +359,12 @@ fn what_was_computed_otherwise_is_not_taken_over() {
     assert!(read("export.earlier/adapter/adapter_model.safetensors") == exported);
     ok(&["runs", "verify", run.to_str().unwrap(), "--hashes-only"]);
 
-    // Without it, a later one is told that it goes on with the value that the run was started with.
-    let out = common::output(&resume);
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && said.contains("given too: train.lr: was 0.001, is 0.05"), "{said}");
+    // The next one goes on with the same value, and takes over what was computed with it.
+    let losses = read(names[0]);
+    without_end(&run);
+    let said = ok(&resume);
+    assert!(said.contains("train.lr=0.05: an earlier resume of this run let it change"), "{said}");
+    assert!(read(names[0]) == losses && !run.join("held-out.earlier-2").exists());
 }
 
 #[test]
@@ -335,40 +373,85 @@ fn a_finished_run_stays_what_it_recorded() {
     let run = short_run(dir.path());
     let resume = ["resume", run.to_str().unwrap()];
     let verify = ["runs", "verify", run.to_str().unwrap(), "--hashes-only"];
-    let outcome = provenance(&run)["outcome"].clone();
-    ok(&[&resume[..], &["--set", "window.open=[[\"true\"]]"]].concat());
+    let recorded = fs::read(run.join("provenance.json")).unwrap();
+    let metrics = fs::read(run.join("metrics.jsonl")).unwrap();
+    // No window is opened for it.
+    let said = ok(&[&resume[..], &["--set", "window.open=[[\"false\"]]"]].concat());
+    assert!(said.contains("is finished after step 3, since 20") && said.contains("nothing is left to do"), "{said}");
     ok(&verify);
-    let changed = ["export/adapter/adapter_config.json", "truncation-report.json"].map(|name| run.join(name));
-    let whole = changed.each_ref().map(|path| fs::read(path).unwrap());
-    changed.iter().for_each(|path| fs::write(path, "{}").unwrap());
+    // What was changed since is for `verify` to find, and what is gone is named; nothing is computed again.
+    let changed = run.join("truncation-report.json");
+    let whole = fs::read(&changed).unwrap();
+    fs::write(&changed, "{}").unwrap();
     ok(&resume);
     let said = fails(&verify, 6);
-    assert!(
-        said.contains("2 of ") && said.contains("truncation-report.json, export/adapter/adapter_config.json"),
-        "{said}"
-    );
-    changed.iter().zip(&whole).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
-
-    fails(&[&resume[..], &["--set", "window.open=[[\"false\"]]"]].concat(), 6);
-    ok(&verify);
-    let metrics = run.join("metrics.jsonl");
-    let text = fs::read_to_string(&metrics).unwrap();
-    fs::write(&metrics, text.replacen('{', "x", 1)).unwrap();
-    fails(&resume, 6);
-    fs::write(&metrics, text).unwrap();
-    ok(&verify);
-    let kept = provenance(&run)["outcome"].clone();
-    assert_eq!((&kept["exports"], &kept["held_out"]), (&outcome["exports"], &outcome["held_out"]));
-    assert_eq!((&kept["status"], &kept["best"]), (&Value::from("finished"), &outcome["best"]));
-
-    // A checkpoint of another configuration is no place to go on from.
-    let path = run.join("checkpoints/step-000003");
-    let mut other = checkpoint::read(&path).unwrap();
-    other.config_sha256 = "0".repeat(64);
-    fs::remove_dir_all(&path).unwrap();
-    checkpoint::write(&run.join("checkpoints"), &other).unwrap();
+    assert!(said.contains("1 of ") && said.contains("truncation-report.json"), "{said}");
+    fs::write(&changed, whole).unwrap();
+    fs::remove_dir_all(run.join("checkpoints/step-000003")).unwrap();
+    fs::remove_dir_all(run.join("export/merged")).unwrap();
     let said = fails(&resume, 6);
-    assert!(said.contains("run::checkpoint_foreign") && said.contains("step-000003"), "{said}");
+    assert!(said.contains("run::incomplete") && said.contains("is finished after step 3"), "{said}");
+    assert!(said.contains("checkpoints/step-000003") && said.contains("export/merged/model.safetensors"), "{said}");
+    assert!(said.contains("restore it from a copy"), "{said}");
+    assert!(fs::read(run.join("metrics.jsonl")).unwrap() == metrics && !run.join("export/merged").exists());
+    assert!(fs::read(run.join("provenance.json")).unwrap() == recorded);
+}
+
+#[test]
+fn a_checkpoint_that_the_run_did_not_write_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = short_run(dir.path());
+    // Of the same configuration, and whole: of another run all the same.
+    let path = run.join("checkpoints/step-000009");
+    let mut other = checkpoint::read(&run.join("checkpoints/step-000003")).unwrap();
+    other.step = 9;
+    let elsewhere = checkpoint::write(&dir.path().join("elsewhere"), &other).unwrap();
+    fs::rename(elsewhere, &path).unwrap();
+    without_end(&run);
+    let out = common::output(&["resume", run.to_str().unwrap(), "--set", "checkpoint.keep_last=1"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("left alone: ") && said.contains("step-000009"), "{said}");
+    assert!(checkpoint::read(&path).unwrap() == other && !run.join("checkpoints/step-000002").exists());
+    let said = fails(&["runs", "verify", run.to_str().unwrap(), "--hashes-only"], 6);
+    assert!(said.contains("1 of ") && said.contains("checkpoint/step-000009"), "{said}");
+
+    fs::remove_file(run.join("checkpoints/written.jsonl")).unwrap();
+    without_end(&run);
+    let said = fails(&["resume", run.to_str().unwrap()], 6);
+    assert!(said.contains("run::checkpoints_unknown") && said.contains("restore it from a copy"), "{said}");
+}
+
+#[test]
+fn a_log_that_was_changed_is_named_by_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run = dir.path().join("run");
+    one_step(&config, &run);
+    let resume = ["resume", run.to_str().unwrap()];
+    for (name, was, is, code) in [
+        ("metrics.jsonl", "\"tokens\":", "\"tokens\":1", "run::log_broken"),
+        ("order-manifest.jsonl", "r1", "r1x", "run::order_broken"),
+    ] {
+        let path = run.join(name);
+        let whole = fs::read_to_string(&path).unwrap();
+        let changed = whole.replacen(was, is, 1);
+        let cut = whole[..whole.len() - 9].to_string();
+        for text in [changed, cut, String::new()] {
+            fs::write(&path, &text).unwrap();
+            let said = fails(&resume, 6);
+            let line = 1 + whole.lines().zip(text.lines()).take_while(|(a, b)| a == b).count();
+            assert!(said.contains(code) && said.contains(&format!("{name}:{line}: ")), "{said}");
+            assert!(said.contains("restore "), "{said}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    // Which the checkpoint holds, and the plan.
+    let checkpoints = run.join("checkpoints/step-000001");
+    fs::copy(checkpoints.join("metrics.jsonl"), run.join("metrics.jsonl")).unwrap();
+    fs::remove_file(run.join("order-manifest.jsonl")).unwrap();
+    ok(&resume);
+    ok(&["runs", "verify", run.to_str().unwrap(), "--hashes-only"]);
 }
 
 /// That a resume was refused for a change of `key`, naming two values.

@@ -188,7 +188,15 @@ fn results_do_not_depend_on_the_number_of_threads() {
     });
     assert!(contents(&one) == contents(&five));
     let lines = ok(&["runs", "diff", one.to_str().unwrap(), five.to_str().unwrap()]);
-    assert_eq!(lines.trim(), "environment RAYON_NUM_THREADS: 1 | 5");
+    assert_eq!(lines.trim(), "environment RAYON_NUM_THREADS: 1 | 5; with it threads (1 | 5)");
+    // Another instruction set means other kernels.
+    let portable = dir.path().join("portable");
+    let args = ["run", config.to_str().unwrap(), "--run-dir", portable.to_str().unwrap()];
+    let run = tunehost(&args).env("RAYON_NUM_THREADS", "1").env("TUNEHOST_ISA", "portable").output().unwrap();
+    assert!(run.status.success());
+    let lines = ok(&["runs", "diff", one.to_str().unwrap(), portable.to_str().unwrap()]);
+    assert!(lines.starts_with("environment TUNEHOST_ISA: absent | portable; with it 7 resolved kernels ("), "{lines}");
+    assert_eq!(lines.lines().count(), 1);
 }
 
 #[test]

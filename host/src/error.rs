@@ -30,18 +30,18 @@ impl Error {
     /// Failed file operation `doing` (an infinitive, such as "read") on `path`.
     pub fn io(doing: &str, path: &std::path::Path, source: std::io::Error) -> Self {
         let help = match source.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some("make room there, and try again"),
-            ErrorKind::FileTooLarge => Some("raise the limit of file sizes (ulimit -f), or name another file system"),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room there, and try again",
+            ErrorKind::FileTooLarge => "raise the limit of file sizes (ulimit -f), or name another file system",
             ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => {
-                Some("make it writable or readable for this user, or name another place")
+                "make it writable or readable for this user, or name another place"
             }
-            _ => None,
+            ErrorKind::NotFound => "look whether the path is right, and what moved or removed it",
+            ErrorKind::AlreadyExists | ErrorKind::IsADirectory | ErrorKind::NotADirectory => {
+                "something else has this place: move that away, or name another place"
+            }
+            _ => "try again when what the system says of it is mended, or name another place",
         };
-        let error = Self::new("io::failed", format!("cannot {doing} {}: {source}", path.display())).source(source);
-        match help {
-            Some(help) => error.help(help),
-            None => error,
-        }
+        Self::new("io::failed", format!("cannot {doing} {}: {source}", path.display())).source(source).help(help)
     }
 
     /// The same error with the `place` it happened at in front of its message.

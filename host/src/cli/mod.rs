@@ -112,7 +112,8 @@ struct RunArgs {
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
     /// End before this time, saved and ready to be resumed: the next 06:30 of this machine's clock, or date, time and offset
-    /// (2026-12-01T06:30:00+01:00). The checkpoint scheduler is then `window`.
+    /// (2026-12-01T06:30:00+01:00). The plugin `window` ends it, beside the run's own checkpoint scheduler; the run's configuration
+    /// stays as it is.
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Device: cpu, or wgpu in a build with that feature; short for --set model.device=NAME.
@@ -133,9 +134,9 @@ struct ResumeArgs {
     /// End before this time, as in `run`.
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Go on although this is not what it was when the run started, as run::changed names it: --allow train.lr, or --allow
-    /// kernel for every kernel. The result is then no longer the one of a run that did not stop, and provenance says so. May be
-    /// repeated.
+    /// Go on although this is not what it was, as run::changed names it: --allow train.lr, or --allow kernel for every kernel. The
+    /// run is then what it was allowed to be, for later resumes too. The result is no longer the one of a run that did not stop,
+    /// and provenance says so. May be repeated.
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
     #[command(flatten)]

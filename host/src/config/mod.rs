@@ -77,7 +77,9 @@ pub struct Resolved {
 /// another.
 pub fn load(path: &Path, sets: &[String], plugin_flags: &[String]) -> Result<Resolved> {
     if path.to_str().is_none() {
-        return Err(Error::new("config::unreadable", format!("the path {path:?} is no UTF-8")));
+        return Err(Error::new("config::unreadable", format!("the path {} is no UTF-8", path.display()))
+            .expected("a path in UTF-8, since it is written down as text")
+            .help("rename the file or the folder that it is in"));
     }
     let mut tree = tree::load(path)?;
     let flags = flags::parse(sets, plugin_flags)?;

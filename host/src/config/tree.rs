@@ -27,8 +27,14 @@ pub(super) enum Value {
 
 /// Reads a file and every file it extends into one tree.
 pub(super) fn load(path: &Path) -> Result<Node> {
-    let text = read(path).map_err(|e| Error::new("config::unreadable", e))?;
+    let text = read(path).map_err(unreadable)?;
     load_text(path, &text, &mut Vec::new())
+}
+
+fn unreadable(message: String) -> Error {
+    Error::new("config::unreadable", message)
+        .expected("a TOML file in UTF-8 that this user may read")
+        .help("look at the path: one in a file is taken from that file's folder, one on the command line from the current one")
 }
 
 fn read(path: &Path) -> std::result::Result<String, String> {
@@ -46,7 +52,7 @@ fn load_text(path: &Path, text: &str, chain: &mut Vec<PathBuf>) -> Result<Node> 
     };
 
     let base = path.parent().unwrap_or(Path::new("")).join(base);
-    let text = read(&base).map_err(|e| Error::new("config::unreadable", format!("{}: {e}", extends.origin)))?;
+    let text = read(&base).map_err(|e| unreadable(format!("{}: {e}", extends.origin)))?;
     let same_file = |a: &Path| a.canonicalize().ok() == base.canonicalize().ok();
     if chain.iter().any(|earlier| same_file(earlier)) {
         let names: Vec<_> = chain.iter().chain([&base]).map(|p| p.display().to_string()).collect();

@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::hash::sha256;
-use crate::run::atomic::{folder_of, sync_folder};
+use crate::run::atomic::{folder_of, make_first_free, sync_folder};
 use crate::run::clock::utc_now;
 use crate::run::provenance::LedgerHead;
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,8 @@ pub struct Ledger {
     path: PathBuf,
     file: File,
     entries: Vec<Entry>,
+    /// Half a line behind the last one.
+    torn: Vec<u8>,
 }
 
 impl Ledger {
@@ -119,7 +121,30 @@ impl Ledger {
         }
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
-        Ok(Self { path: path.into(), file, entries: checked(path, &bytes)? })
+        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+        let torn = bytes.split_off(whole);
+        Ok(Self { path: path.into(), file, entries: checked(path, &bytes)?, torn })
+    }
+
+    /// Moves half a line behind the last one, as a crash or a full disk leaves it, into a file of its own beside the ledger, and
+    /// returns that; nothing where there is none. A run trains only after its line is on disk, so that half a line is of a run that
+    /// never did. Whoever calls this has seen that no run recorded it as a whole line.
+    ///
+    /// # Errors
+    /// Class `io`.
+    pub fn set_torn_aside(&mut self) -> Result<Option<PathBuf>> {
+        if self.torn.is_empty() {
+            return Ok(None);
+        }
+        let (aside, mut file) = make_first_free(&self.path.with_extension("torn"), |path| File::create_new(path))?;
+        let kept = file.write_all(&self.torn).and_then(|()| file.sync_all());
+        kept.map_err(|e| Error::io("write", &aside, e))?;
+        sync_folder(folder_of(&aside))?;
+        let length = self.file.metadata().map(|ledger| ledger.len());
+        let cut = length.and_then(|length| self.file.set_len(length - self.torn.len() as u64));
+        cut.and_then(|()| self.file.sync_all()).map_err(|e| Error::io("cut", &self.path, e))?;
+        self.torn.clear();
+        Ok(Some(aside))
     }
 
     /// Where it is.
@@ -147,7 +172,7 @@ impl Ledger {
     /// Writes down that `run` uses grants, each for the blockers beside it, and returns when that is on disk.
     ///
     /// # Errors
-    /// Class `io`. The ledger may then end in half a line and is refused until somebody has looked at it.
+    /// Class `io`. The ledger may then end in half a line, which the next run moves aside ([`Ledger::set_torn_aside`]).
     pub fn append(&mut self, run: &str, grants: &[(&str, Vec<String>)]) -> Result<()> {
         let mut entries = self.entries.clone();
         for (grant, overridden) in grants {
@@ -184,12 +209,7 @@ fn checked(path: &Path, bytes: &[u8]) -> Result<Vec<Entry>> {
     };
     let mut entries: Vec<Entry> = Vec::new();
     for (index, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
-        let number = index + 1;
-        let Some(line) = line.strip_suffix(b"\n") else {
-            return Err(broken(number, "the last line was not written to its end".into()).help(
-                "where a crash or a full disk cut it short, the run in it never trained: remove that line by hand",
-            ));
-        };
+        let (number, line) = (index + 1, line.strip_suffix(b"\n").unwrap_or(line));
         let entry: Entry =
             serde_json::from_slice(line).map_err(|e| broken(number, format!("this line cannot be read: {e}")))?;
         if entry.line().as_bytes() != line || entry.hash() != entry.sha256 {

@@ -129,15 +129,16 @@ fn record(case: &CaseFile, ruling: &Ruling, written: &[GrantEntry], by: &str) ->
 }
 
 /// Writes into the ledger which grants `run`, whose folder is `run_dir`, uses and returns when that is on disk; where the record has the ledger's
-/// head, it was done.
+/// head, it was done. Returned is where half a line went that a crash had left in it.
 ///
 /// # Errors
 /// `gate::grant_spent` where another run has used the last of a grant since [`ask`]; those of [`Ledger::open`].
-pub fn consume(config: &Config, record: &mut EligibilityRecord, run_dir: &Path, run: &str) -> Result<()> {
-    let Some(grants) = config.eligibility.grants.as_ref().filter(|_| record.ledger.is_none()) else { return Ok(()) };
+pub fn consume(config: &Config, record: &mut EligibilityRecord, run_dir: &Path, run: &str) -> Result<Option<PathBuf>> {
+    let Some(grants) = config.eligibility.grants.as_ref().filter(|_| record.ledger.is_none()) else { return Ok(None) };
     // Asking took no lock with it: the corpus was read since, which may take long. What was seen then is seen again.
     let mut ledger = Ledger::open(&Ledger::path_for(grants))?;
     refuse_lost_heads(&ledger, &config.run.root, Some(run_dir))?;
+    let aside = ledger.set_torn_aside()?;
     let mut uses = Vec::new();
     for GrantUse { id, uses: uses_max, .. } in &record.grants {
         let by: Vec<&str> = ledger.uses_of(id).map(|entry| entry.run.as_str()).collect();
@@ -157,7 +158,7 @@ pub fn consume(config: &Config, record: &mut EligibilityRecord, run_dir: &Path, 
         ledger.append(run, &uses)?;
     }
     record.ledger = Some(ledger.head());
-    Ok(())
+    Ok(aside)
 }
 
 /// The record that the run `run` in the folder `run_dir` goes on with.

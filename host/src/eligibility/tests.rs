@@ -69,7 +69,7 @@ impl Place {
     }
 
     fn consume(&self, record: &mut EligibilityRecord, run: &str) -> Result<()> {
-        consume(&self.config(), record, &self.path("elsewhere/new"), run)
+        consume(&self.config(), record, &self.path("elsewhere/new"), run).map(|aside| assert_eq!(aside, None))
     }
 
     /// Asks and consumes.

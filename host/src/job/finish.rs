@@ -12,10 +12,12 @@ use crate::model::lora::group;
 use crate::plugins::{Exporter, Kind, PluginRef};
 use crate::report::{Reporter, duration};
 use crate::run::atomic;
+use crate::run::checkpoint;
 use crate::run::folder::{
-    CONFIG, CORPUS, EXPORT, FILTER, HELD_OUT, METRICS, RunFolder, TIMING, TRUNCATION, WINDOW_LOG,
+    CHECKPOINTS, CONFIG, CORPUS, EXPORT, FILTER, HELD_OUT, METRICS, ORDER, PROVENANCE, RunFolder, TIMING, TRUNCATION,
+    WINDOW_LOG, shell_word,
 };
-use crate::run::provenance::HeldOut;
+use crate::run::provenance::{HeldOut, Provenance};
 use crate::train::engine::Engine;
 use crate::train::evaluate::{RecordLoss, RootChange, compare};
 use serde_json::json;
@@ -176,6 +178,29 @@ pub fn set_results_aside(folder: &RunFolder, reporter: &mut Reporter) -> Result<
     atomic::sync_folder(folder.path())
 }
 
+/// Says that a run is finished: nothing of it is computed again, whatever became of what it wrote.
+///
+/// # Errors
+/// `run::incomplete`, naming everything that its provenance names and that is gone.
+pub fn say_finished(folder: &RunFolder, provenance: &Provenance, reporter: &Reporter) -> Result<()> {
+    let Some(outcome) = provenance.finished() else { return Ok(()) };
+    let checkpoint = checkpoint::folder_of_step(Path::new(CHECKPOINTS), outcome.step);
+    let recorded = outcome.files.keys().chain(outcome.exports.keys());
+    let recorded = recorded.map(PathBuf::as_path).chain([Path::new(ORDER), &checkpoint]);
+    let gone: Vec<String> =
+        recorded.filter(|path| !folder.path().join(path).exists()).map(|path| path.display().to_string()).collect();
+    let (run, step, ended) = (&provenance.run_id, outcome.step, &outcome.ended);
+    if gone.is_empty() {
+        reporter.result(format!("run {run} is finished after step {step}, since {ended}: nothing is left to do"));
+        reporter.event("finished", json!({"run": folder.path(), "step": step, "ended": ended}));
+        return Ok(());
+    }
+    let message = format!("run {run} is finished after step {step}, and of what it wrote is gone: {}", gone.join(", "));
+    Err(Error::new("run::incomplete", message)
+        .expected(format!("everything that {} names", folder.file(PROVENANCE).display()))
+        .help("restore it from a copy: a finished run is not computed again; tunehost export writes a tune anew, and tunehost run another run"))
+}
+
 /// Configuration, reports, logs and held-out losses of a run, hashed, by path within the run folder.
 ///
 /// # Errors
@@ -210,7 +235,7 @@ fn add_files(dir: &Path, run: &Path, files: &mut BTreeMap<PathBuf, FileHash>) ->
 /// The last lines of a complete run.
 pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Duration, reporter: &Reporter) {
     let run = folder.path().display();
-    let base = config.model.base.display();
+    let base = shell_word(&config.model.base);
     // As it was called: it need not be on the PATH.
     let program = std::env::args().next().unwrap_or_else(|| "tunehost".into());
     reporter.result(format!(
@@ -235,13 +260,13 @@ pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Dur
     if config.export.adapter {
         reporter.line(format!(
             "  {program} generate {base} --adapter {} --prompt \"Good morning, how are you?\"",
-            adapter.display()
+            shell_word(&adapter)
         ));
     }
     if config.export.merged {
-        let data = config.data.sources[0].path.display();
+        let data = shell_word(&config.data.sources[0].path);
         let template = if config.data.template.is_some() { " --template base" } else { "" };
-        reporter.line(format!("  {program} score {}{template} --data {data}", merged.display()));
+        reporter.line(format!("  {program} score {}{template} --data {data}", shell_word(&merged)));
     }
     reporter.event(
         "done",

@@ -7,7 +7,7 @@ use crate::model::adapter::Adapter;
 use crate::model::lora::LoraPlan;
 use crate::model::peft::{self, WEIGHTS_FILE};
 use crate::model::spec::ModelSpec;
-use crate::run::folder::{EXPORT, PROVENANCE};
+use crate::run::folder::{EXPORT, PROVENANCE, resume_command};
 use crate::run::provenance::Provenance;
 use burn::tensor::Device;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub fn read(path: &Path, spec: &ModelSpec, plan: &LoraPlan, device: &Device) -> 
     if run.is_some() && !file.exists() {
         return Err(Error::new("run::no_adapter", format!("the run {} has no {}", path.display(), file.display()))
             .expected("a run that ended and exported its adapter (export.adapter = true)")
-            .help(format!("end it: tunehost resume {}", path.display())));
+            .help(format!("end it: {}", resume_command(path))));
     }
     let weights =
         FileHash::of(&file).map_err(|e| e.expected("the folder of a run or of a PEFT adapter in lora.init"))?;

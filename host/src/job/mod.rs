@@ -10,6 +10,7 @@ mod prepare;
 mod recompute;
 mod rehearsal;
 mod saving;
+mod scheduling;
 mod training;
 mod window;
 
@@ -27,11 +28,11 @@ use crate::model::adapter::Adapter;
 use crate::model::lora::LoraPlan;
 use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
-use crate::run::changes::{Change, refuse_changes};
-use crate::run::checkpoint::{self, Checkpoint, newest_whole};
-use crate::run::clock::utc_now;
-use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, ORDER, RunFolder, TRUNCATION, WINDOW_LOG};
-use crate::run::manifest::{MicroBatches, OrderManifest};
+use crate::run::changes::{accepted_sets, refuse_changes};
+use crate::run::checkpoint::{self, newest_whole};
+use crate::run::clock::{Until, utc_now};
+use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command};
+use crate::run::manifest::{self, MicroBatches, OrderManifest};
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
@@ -52,11 +53,16 @@ use window::Window;
 /// The key of a changed checkpoint scheduler among [`changes`](crate::run::changes::changes).
 pub const SCHEDULER: &str = "plugin/checkpoint_scheduler";
 
-/// Runs a configuration in a new run folder: `run_dir`, or the next free one under `run.root`.
+/// Runs a configuration in a new run folder: `run_dir`, or the next free one under `run.root`. This process ends before `until`.
 ///
 /// # Errors
 /// Whatever stopped it. Saved work stays, and provenance records the failure.
-pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporter) -> Result<()> {
+pub fn start(
+    resolved: &Resolved,
+    run_dir: Option<&Path>,
+    until: Option<&Until>,
+    reporter: &mut Reporter,
+) -> Result<()> {
     let started = Instant::now();
     let config = &resolved.config;
     // Taken over before anything long starts: a first Ctrl-C never loses what was saved.
@@ -67,7 +73,7 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     let mut records = Records::new();
     let _lease = gates::take_device(config, &mut records, reporter)?;
     let manifest = manifest(config)?;
-    let mut policies = Policies::load(&config.plugins)?;
+    let mut policies = Policies::load(&config.plugins, until)?;
     let eligibility = eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, run_dir, None)?;
     say(&eligibility, reporter);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
@@ -92,93 +98,98 @@ pub fn start(resolved: &Resolved, run_dir: Option<&Path>, reporter: &mut Reporte
     let filtered = serde_json::to_vec_pretty(&prepared.corpus.filtered).expect("a report is numbers and strings");
     atomic::write(&folder.file(FILTER), &filtered, Existing::Replace)?;
     provenance.write(&folder)?;
-    let session = Session { config, folder: &folder, stop: &stop, started };
+    let session = Session { config, folder: &folder, stop: &stop, until, started };
     let window = Window::new(&config.window, &folder);
     session.conclude(window, provenance, reporter, |session, provenance, reporter| {
-        provenance.order_manifest = Some(session.commit_order(&prepared)?);
+        provenance.order_manifest = Some(session.commit_order(&prepared, None)?);
         session.check_room(&prepared, provenance, reporter)?;
-        session.consume_grants(provenance)?;
+        session.consume_grants(provenance, reporter)?;
         let engine = prepared.load_engine(config, reporter)?;
         let adapter = prepared.initial_adapter(config.train.seed, &engine.model.device);
         let optimizer = AdamW::new(&config.train, &adapter);
-        let from = Progress { step: 0, adapter, optimizer };
+        let from = Progress { step: 0, adapter, optimizer, metrics: None };
         session.train(&mut prepared, &engine, from, provenance, reporter)
     })
 }
 
 /// What a resume may do otherwise than the run did until now.
+#[derive(Clone, Copy)]
 pub struct Otherwise<'a> {
     /// `KEY=VALUE` over the run's configuration.
     pub sets: &'a [String],
-    /// `KIND=PLUGIN` over the run's configuration.
-    pub plugins: &'a [String],
     /// Keys that may have changed ([`refuse_changes`]).
     pub allow: &'a [String],
+    /// When this process is to have ended.
+    pub until: Option<&'a Until>,
 }
 
-/// Continues the run in `dir` from its newest whole checkpoint.
+/// Continues the run in `dir` from its newest whole checkpoint. Of one that is finished nothing is computed again.
 ///
 /// # Errors
-/// `run::changed` when anything that decides the result is not what it was, and whatever stops the run.
+/// `run::changed` when anything that decides the result is not what it was, `run::incomplete` where a finished run has lost something
+/// that it wrote, and whatever stops the run.
 pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Result<()> {
     let started = Instant::now();
     let stop = StopRequest::install()?;
     let folder = RunFolder::open(dir)?;
-    let resolved = config::load(&folder.file(CONFIG), otherwise.sets, otherwise.plugins)?;
-    let config = &resolved.config;
+    let (written, Otherwise { sets, allow, until }) = (folder.file(CONFIG), *otherwise);
+    let mut resolved = config::load(&written, sets, &[])?;
     // Before anything can fail: what a process that was killed left open is closed, also where this one is refused.
-    let window = Window::new(&config.window, &folder);
+    let window = Window::new(&resolved.config.window, &folder);
     if window.is_open() {
         reporter.warn(
             "the process before this one was killed in its window: window.close runs when this one ends, however it does",
         );
     }
     let mut provenance = Provenance::read(folder.path())?;
-    let _lease = gates::take_device(config, &mut provenance.gates, reporter)?;
+    let accepted = accepted_sets(&provenance, &config::load(&written, &[], &[])?.config, sets);
+    if !accepted.is_empty() {
+        reporter.line(format!("as allowed  {}: an earlier resume of this run let it change", accepted.join(", ")));
+        resolved = config::load(&written, &[&accepted, sets].concat(), &[])?;
+    }
+    let config = &resolved.config;
+    let finished = provenance.finished().is_some();
+    let _lease = (!finished).then(|| gates::take_device(config, &mut provenance.gates, reporter)).transpose()?;
     let manifest = manifest(config)?;
-    let mut policies = Policies::load(&config.plugins)?;
+    let mut policies = Policies::load(&config.plugins, until)?;
     let (stored, run) = (provenance.eligibility.take(), &provenance.run_id);
     let eligibility = eligibility::resume(config, manifest.as_ref(), &mut policies.eligibility, stored, dir, run)?;
     say(&eligibility, reporter);
     provenance.eligibility = Some(eligibility);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
     let now = inputs::provenance(folder.path(), &resolved, &prepared)?;
-    let allowed = refuse_changes(&provenance, &now, otherwise.allow)?;
+    let allowed = refuse_changes(&provenance, &now, allow)?;
+    if finished {
+        return finish::say_finished(&folder, &provenance, reporter);
+    }
     for change in &allowed {
         reporter.warn(format!("allowed and noted in provenance: {change}"));
     }
-    // What one scheduler remembers is nothing to another.
-    let same_scheduler = allowed.iter().all(|change| change.key != SCHEDULER);
     gates::before_start(config, &prepared, &now.kernels, folder.path(), &mut provenance.gates, reporter)?;
     let newest = newest_whole(&folder.file(CHECKPOINTS))?;
     for broken in &newest.broken {
         reporter.warn(format!("passed over: {broken}"));
     }
-    if let Some((path, checkpoint)) = &newest.checkpoint {
-        refuse_foreign(path, checkpoint, &provenance)?;
+    for foreign in &newest.foreign {
+        reporter.warn(format!("left alone: {} is no checkpoint that this run wrote", foreign.display()));
     }
-    let before = provenance.resumes.last().map_or(&[][..], |resume| &resume.allowed);
-    for change in deciding(before).filter(|change| !allowed.contains(change)) {
-        reporter.warn(format!(
-            "the resume before went on with another value, which this one has to be given too: {change}"
-        ));
-    }
-    // Then what was computed since the checkpoint is what this process would compute.
-    let as_before = deciding(before).eq(deciding(&allowed));
+    // Then what was computed since the checkpoint is what this process would compute; when a run is saved decides nothing of it.
+    let as_before = allowed.iter().all(|change| change.key == SCHEDULER);
     let step = newest.checkpoint.as_ref().map_or(0, |(_, c)| c.step);
+    // What one scheduler remembers is nothing to another.
+    let since = provenance.resumes.iter().filter(|resume| resume.from_step >= step);
+    let same_scheduler = since.flat_map(|r| &r.allowed).chain(&allowed).all(|change| change.key != SCHEDULER);
     reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
-    let session = Session { config, folder: &folder, stop: &stop, started };
-    provenance.order_manifest = Some(session.commit_order(&prepared)?);
-    // A run that is done stays what it recorded, until something of it is computed otherwise or anew.
-    let done = provenance.finished().is_some_and(|outcome| outcome.step == step) && as_before;
+    let session = Session { config, folder: &folder, stop: &stop, until, started };
+    provenance.order_manifest = Some(session.commit_order(&prepared, provenance.order_manifest.as_ref())?);
     session.conclude(window, provenance, reporter, |session, provenance, reporter| {
         session.check_room(&prepared, provenance, reporter)?;
-        session.consume_grants(provenance)?;
+        session.consume_grants(provenance, reporter)?;
         let engine = prepared.load_engine(config, reporter)?;
         let device = device::open(&config.model.device)?;
         let (adapter, optimizer) = match &newest.checkpoint {
             Some((path, c)) => {
-                let scheduler = &mut prepared.policies.scheduler;
+                let scheduler = &mut prepared.policies.scheduling.run;
                 let memory = c.files.get(training::SCHEDULER_MEMORY).map(Vec::as_slice).filter(|_| same_scheduler);
                 scheduler.restore(memory)?;
                 if memory.is_none() && same_scheduler && scheduler.remembers()? {
@@ -196,32 +207,16 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
                 (adapter, optimizer)
             }
         };
+        let metrics = newest
+            .checkpoint
+            .and_then(|(path, mut checkpoint)| Some((path.join(METRICS), checkpoint.files.remove(METRICS)?)));
         if !as_before {
             finish::set_results_aside(&folder, reporter)?;
         }
-        let outcome = provenance.outcome.take().filter(|_| done);
         provenance.resumed(step, allowed);
-        provenance.outcome = outcome;
         provenance.write(&folder)?;
-        session.train(&mut prepared, &engine, Progress { step, adapter, optimizer }, provenance, reporter)
+        session.train(&mut prepared, &engine, Progress { step, adapter, optimizer, metrics }, provenance, reporter)
     })
-}
-
-/// Those of the changes that decide what is computed: when a run is saved does not.
-fn deciding(changes: &[Change]) -> impl Iterator<Item = &Change> {
-    changes.iter().filter(|change| change.key != SCHEDULER)
-}
-
-/// # Errors
-/// `run::checkpoint_foreign` for a checkpoint of a run with another configuration.
-fn refuse_foreign(path: &Path, checkpoint: &Checkpoint, provenance: &Provenance) -> Result<()> {
-    if checkpoint.config_sha256 == provenance.config_sha256 {
-        return Ok(());
-    }
-    let message = format!("{} was written with the configuration {}", path.display(), checkpoint.config_sha256);
-    Err(Error::new("run::checkpoint_foreign", message)
-        .expected(format!("{}, that of run {}", provenance.config_sha256, provenance.run_id))
-        .help("it is another run's: move it out of the folder"))
 }
 
 /// The corpus manifest of a configuration that names one.
@@ -241,12 +236,12 @@ struct Session<'a> {
     config: &'a Config,
     folder: &'a RunFolder,
     stop: &'a StopRequest,
+    until: Option<&'a Until>,
     started: Instant,
 }
 
 impl Session<'_> {
-    /// Opens the window, runs `work`, closes the window and writes how it ended into provenance, also when it failed; a run that
-    /// is finished, and of which `work` leaves that, keeps its outcome.
+    /// Opens the window, runs `work`, closes the window and writes how it ended into provenance, also when it failed.
     fn conclude(
         &self,
         window: Window,
@@ -254,8 +249,6 @@ impl Session<'_> {
         reporter: &mut Reporter,
         work: impl FnOnce(&Self, &mut Provenance, &mut Reporter) -> Result<Outcome>,
     ) -> Result<()> {
-        let recorded = |outcome: &Outcome| outcome.files.get(Path::new(WINDOW_LOG)).map(|file| file.sha256.clone());
-        let log_as_recorded = provenance.finished().map(recorded) == Some(self.window_log().map(|log| log.sha256));
         let compiled = device::count_compiled(&self.config.model.device);
         let ended = window.open(self.stop, reporter).and_then(|()| match self.stop.is_set() {
             true => Ok(self.interrupted("a signal asked it to stop", self.saved_step(), reporter)),
@@ -264,15 +257,6 @@ impl Session<'_> {
         reporter.finish_steps();
         let closed = window.close(reporter);
         provenance.jit.compiled = Some(compiled());
-        if provenance.finished().is_some() {
-            // Nothing is hashed anew, so that what somebody changed since is still found, but for what this process wrote.
-            if let (Some(outcome), Some(log)) = (&mut provenance.outcome, self.window_log().filter(|_| log_as_recorded))
-            {
-                outcome.files.insert(WINDOW_LOG.into(), log);
-            }
-            provenance.write(self.folder)?;
-            return ended.and(closed);
-        }
         match ended.and_then(|outcome| Ok(Outcome { files: finish::hash_files(self.folder)?, ..outcome })) {
             Ok(outcome) => {
                 let step = outcome.step;
@@ -295,11 +279,6 @@ impl Session<'_> {
         }
     }
 
-    /// The log of the window, hashed, where there is one.
-    fn window_log(&self) -> Option<FileHash> {
-        FileHash::of(&self.folder.file(WINDOW_LOG)).ok()
-    }
-
     /// Steps of the newest whole checkpoint, 0 without one.
     fn saved_step(&self) -> u64 {
         newest_whole(&self.folder.file(CHECKPOINTS)).ok().and_then(|n| n.checkpoint).map_or(0, |(_, c)| c.step)
@@ -308,10 +287,8 @@ impl Session<'_> {
     fn with_resume_help(&self, error: Error, saved_step: u64) -> Error {
         match saved_step {
             0 => error,
-            step => error.help(format!(
-                "step {step} is saved; when the cause is gone: tunehost resume {}",
-                self.folder.path().display()
-            )),
+            step => error
+                .help(format!("step {step} is saved; when the cause is gone: {}", resume_command(self.folder.path()))),
         }
     }
 
@@ -324,9 +301,14 @@ impl Session<'_> {
     }
 
     /// Nothing is trained before the grants that permit it are in the ledger as used by this run.
-    fn consume_grants(&self, provenance: &mut Provenance) -> Result<()> {
+    fn consume_grants(&self, provenance: &mut Provenance, reporter: &Reporter) -> Result<()> {
         let Some(record) = &mut provenance.eligibility else { return Ok(()) };
-        eligibility::consume(self.config, record, self.folder.path(), &provenance.run_id)?;
+        if let Some(aside) = eligibility::consume(self.config, record, self.folder.path(), &provenance.run_id)? {
+            reporter.warn(format!(
+                "the ledger of the grants ended in half a line, of a run that never trained: that is now in {}",
+                aside.display()
+            ));
+        }
         provenance.write(self.folder)
     }
 
@@ -364,7 +346,7 @@ impl Session<'_> {
             stop: self.stop,
             evaluation: &evaluation,
         };
-        let trained = parts.train(steps, &mut policies.scheduler, from, &mut provenance.gates, reporter)?;
+        let trained = parts.train(steps, &mut policies.scheduling, from, &mut provenance.gates, reporter)?;
         let step = trained.progress.step;
         if let Some(reason) = &trained.stopped {
             return Ok(self.interrupted(reason, step, reporter));
@@ -431,17 +413,21 @@ impl Session<'_> {
     }
 
     fn interrupted(&self, reason: &str, step: u64, reporter: &Reporter) -> Outcome {
-        let run = self.folder.path().display();
-        // In the next window: the one of this configuration is over.
-        let until = if self.config.plugins.checkpoint_scheduler == "window" { " --until TIME" } else { "" };
-        reporter.result(format!("stopped after step {step}: {reason}\nsaved; to go on: tunehost resume {run}{until}"));
-        reporter.event("stopped", json!({"run": run.to_string(), "step": step, "reason": reason}));
+        let (run, resume) = (self.folder.path(), resume_command(self.folder.path()));
+        // In the next window: this one is over.
+        let windowed = self.until.is_some() || self.config.plugins.checkpoint_scheduler == "window";
+        let until = if windowed { " --until TIME" } else { "" };
+        reporter.result(format!("stopped after step {step}: {reason}\nsaved; to go on: {resume}{until}"));
+        reporter.event("stopped", json!({"run": run, "step": step, "reason": reason}));
         Outcome { reason: Some(reason.into()), ..outcome(Status::Stopped, step) }
     }
 
-    /// Writes the order of every epoch, or checks that it is the one written.
-    fn commit_order(&self, prepared: &Prepared) -> Result<FileHash> {
+    /// Writes the order of every epoch, or checks that it is the one written, and the file the one that was `recorded`.
+    fn commit_order(&self, prepared: &Prepared, recorded: Option<&FileHash>) -> Result<FileHash> {
         let path = self.folder.file(ORDER);
+        if let Some(recorded) = recorded {
+            manifest::refuse_written_over(&path, &recorded.sha256, epoch_orders(prepared))?;
+        }
         let mut manifest = OrderManifest::open(&path)?;
         epoch_orders(prepared).try_for_each(|(epoch, order)| manifest.commit_epoch(epoch, order))?;
         FileHash::of(&path)

@@ -45,7 +45,7 @@ pub fn recompute(run: &Path, steps: u64) -> Result<Vec<Check>> {
     let config = &resolved.config;
     let mut reporter = Reporter::new(Mode::Quiet);
     let manifest = super::manifest(config)?.map(|manifest| manifest.file);
-    let prepared = Prepared::new(config, manifest, Policies::load(&config.plugins)?, &mut reporter)?;
+    let prepared = Prepared::new(config, manifest, Policies::load(&config.plugins, None)?, &mut reporter)?;
     refuse_changes(&provenance, &inputs::provenance(run, &resolved, &prepared)?, &[])?;
     let engine = prepared.load_engine(config, &mut reporter)?;
     let again = Again { run, config, prepared, engine, metrics: metrics::read(&run.join(METRICS))? };
@@ -87,7 +87,7 @@ impl Again<'_> {
 
     /// The newest whole checkpoint that is as `wanted`, and its folder.
     fn newest(&self, wanted: impl Fn(&Checkpoint) -> bool) -> Result<Option<(PathBuf, Checkpoint)>> {
-        let folders = checkpoint::folders(&self.run.join(CHECKPOINTS))?.into_iter().rev();
+        let folders = checkpoint::own_folders(&self.run.join(CHECKPOINTS))?.into_iter().rev();
         let mut whole = folders.filter_map(|path| checkpoint::read(&path).ok().map(|checkpoint| (path, checkpoint)));
         Ok(whole.find(|(_, checkpoint)| wanted(checkpoint)))
     }

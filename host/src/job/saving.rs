@@ -5,7 +5,7 @@ use crate::config::CheckpointConfig;
 use crate::error::Result;
 use crate::model::adapter::Adapter;
 use crate::run::checkpoint::{self, Checkpoint, Position};
-use crate::run::folder::{CHECKPOINTS, RunFolder};
+use crate::run::folder::{CHECKPOINTS, METRICS, RunFolder};
 use crate::run::metrics::StepLog;
 use crate::run::retention;
 use crate::train::optimizer::AdamW;
@@ -27,6 +27,8 @@ pub struct Snapshot {
     pub optimizer: AdamW,
     /// What the checkpoint scheduler remembers, where it remembers anything.
     pub memory: Option<Vec<u8>>,
+    /// Length of the metrics with the line of the step, and without its evaluation: the same whenever it is saved.
+    pub metrics_bytes: u64,
 }
 
 /// Writes the checkpoints of a run.
@@ -63,18 +65,19 @@ impl Saver {
         self.target.remove_expired(step, self.best)
     }
 
-    /// Starts to write a snapshot, once the one before is written. `logs` are synced first: they must reach at least as far.
+    /// Starts to write a snapshot, once the one before is written. The logs are synced first: they must reach at least as far.
     ///
     /// # Errors
     /// Those of the checkpoint before.
-    pub fn start(&mut self, snapshot: Snapshot, logs: &[&StepLog]) -> Result<()> {
+    pub fn start(&mut self, snapshot: Snapshot, metrics: &StepLog, timing: &StepLog) -> Result<()> {
         self.finish()?;
         self.last = Instant::now();
         let (target, started, best) = (self.target.clone(), self.last, self.best);
-        let logs = logs.iter().map(|log| log.handle()).collect::<Result<Vec<_>>>()?;
+        let (metrics, timing) = (metrics.handle()?, timing.handle()?);
         self.on_its_way = Some(thread::spawn(move || {
-            logs.iter().try_for_each(StepLog::sync)?;
-            target.write(snapshot, best)?;
+            metrics.sync()?;
+            timing.sync()?;
+            target.write(snapshot, &metrics, best)?;
             Ok(started.elapsed())
         }));
         Ok(())
@@ -100,16 +103,18 @@ impl Saver {
 }
 
 impl Target {
-    fn write(&self, snapshot: Snapshot, best: Option<u64>) -> Result<()> {
-        let Snapshot { step, position, adapter, optimizer, memory } = snapshot;
-        let files = state::to_files(&adapter, &optimizer).into_iter().map(|(name, bytes)| (name.to_string(), bytes));
-        let files = files.chain(memory.map(|memory| (SCHEDULER_MEMORY.to_string(), memory))).collect();
+    fn write(&self, snapshot: Snapshot, metrics: &StepLog, best: Option<u64>) -> Result<()> {
+        let Snapshot { step, position, adapter, optimizer, memory, metrics_bytes } = snapshot;
+        let state = state::to_files(&adapter, &optimizer).into_iter().map(|(name, bytes)| (name.to_string(), bytes));
+        let memory = memory.map(|memory| (SCHEDULER_MEMORY.to_string(), memory));
+        let metrics = (METRICS.to_string(), metrics.first(metrics_bytes)?);
+        let files = state.chain(memory).chain([metrics]).collect();
         let config_sha256 = self.config_sha256.clone();
         checkpoint::write(&self.checkpoints, &Checkpoint { step, position, config_sha256, files })?;
         self.remove_expired(step, best)
     }
 
     fn remove_expired(&self, newest: u64, best: Option<u64>) -> Result<()> {
-        retention::apply(&self.checkpoints, &self.keep, &self.config_sha256, newest, best)
+        retention::apply(&self.checkpoints, &self.keep, newest, best)
     }
 }

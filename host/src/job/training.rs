@@ -2,11 +2,12 @@
 
 use super::evaluation::{self, Evaluation};
 use super::saving::{Saver, Snapshot};
+use super::scheduling::Scheduling;
 use crate::config::Config;
 use crate::corpus::Record;
 use crate::error::Result;
 use crate::model::adapter::Adapter;
-use crate::plugins::{CheckpointScheduler, StepInfo};
+use crate::plugins::StepInfo;
 use crate::report::{Reporter, StepView};
 use crate::run::checkpoint::Position;
 use crate::run::clock::unix_ms_now;
@@ -20,6 +21,7 @@ use crate::train::optimizer::AdamW;
 use crate::train::steps::Step;
 use crate::train::trainer::Trainer;
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Steps over which the shown speed is averaged.
@@ -39,6 +41,8 @@ pub struct Progress {
     pub adapter: Adapter,
     /// Their optimiser state.
     pub optimizer: AdamW,
+    /// The metrics up to here as the checkpoint holds them, and where; nothing where the run did not come from one.
+    pub metrics: Option<(PathBuf, Vec<u8>)>,
 }
 
 /// What the loop leaves.
@@ -80,14 +84,14 @@ impl Loop<'_> {
     pub fn train(
         &self,
         steps: &[Step],
-        scheduler: &mut CheckpointScheduler,
+        scheduling: &mut Scheduling,
         from: Progress,
         records: &mut Records,
         reporter: &mut Reporter,
     ) -> Result<Trained> {
         let mut saver = Saver::new(self.folder, self.config_sha256, self.config.checkpoint);
         let mut gates = StepGates::new(&self.config.gates, self.evaluation.initial.cloned());
-        let trained = self.run(steps, scheduler, from, &mut saver, &mut gates, reporter);
+        let trained = self.run(steps, scheduling, from, &mut saver, &mut gates, reporter);
         records.extend(gates.records());
         // Also after an error: what is on its way to the disk must get there, and the first error is the one that matters.
         let saved = saver.finish();
@@ -97,14 +101,14 @@ impl Loop<'_> {
     fn run(
         &self,
         steps: &[Step],
-        scheduler: &mut CheckpointScheduler,
+        scheduling: &mut Scheduling,
         from: Progress,
         saver: &mut Saver,
         gates: &mut StepGates,
         reporter: &mut Reporter,
     ) -> Result<Trained> {
         let total = steps.len() as u64;
-        let Progress { step: first, adapter, optimizer } = from;
+        let Progress { step: first, adapter, optimizer, metrics: written } = from;
         let mut trainer = Trainer {
             config: &self.config.train,
             engine: self.engine,
@@ -113,7 +117,8 @@ impl Loop<'_> {
             adapter,
             optimizer,
         };
-        let mut metrics = StepLog::resume(&self.folder.file(METRICS), first)?;
+        let copy = written.as_ref().map(|(path, bytes)| (path.as_path(), bytes.as_slice()));
+        let mut metrics = StepLog::resume(&self.folder.file(METRICS), first, copy)?;
         let (mut best, mut evaluated) = (Best::default(), None);
         for metric in metrics::read(&self.folder.file(METRICS))? {
             match metric {
@@ -134,7 +139,10 @@ impl Loop<'_> {
         }
         let patience = self.config.eval.patience;
         let spent = |best: &Best| patience.is_some_and(|patience| best.since() >= patience);
-        let mut timing = StepLog::resume(&self.folder.file(TIMING), first)?;
+        let mut timing = StepLog::resume(&self.folder.file(TIMING), first, None)?;
+        if let Some(until) = scheduling.until(first) {
+            timing.append(&until)?;
+        }
         let started = Instant::now();
         let mut last_evaluation = started;
         let mut recent: VecDeque<(u64, Duration)> = VecDeque::new();
@@ -155,6 +163,7 @@ impl Loop<'_> {
             let wall = step_started.elapsed();
             saver.check()?;
             metrics.append(&Metric::Step(metric.clone()))?;
+            let logged = metrics.bytes();
             trained.add(metric.tokens, metric.padding);
             recent.push_back((metric.tokens, wall));
             if recent.len() > SPEED_STEPS {
@@ -162,7 +171,7 @@ impl Loop<'_> {
             }
 
             let asked = Instant::now();
-            let decision = scheduler.after_step(&StepInfo {
+            let decision = scheduling.after_step(&StepInfo {
                 step: metric.step,
                 total_steps: total,
                 wall_clock_ms: unix_ms_now(),
@@ -182,7 +191,7 @@ impl Loop<'_> {
             let decision = match decision {
                 Ok(decision) => decision,
                 Err(error) => {
-                    saver.start(self.snapshot(metric.step, steps, &trainer, None), &[&metrics, &timing])?;
+                    saver.start(self.snapshot(metric.step, steps, &trainer, None, logged), &metrics, &timing)?;
                     return Err(error);
                 }
             };
@@ -213,17 +222,17 @@ impl Loop<'_> {
             gates.warnings().iter().for_each(|warning| reporter.warn(warning));
             if save {
                 let asked = Instant::now();
-                let memory = scheduler.save();
+                let memory = scheduling.run.save();
                 trained.plugins += asked.elapsed();
                 let remembered = memory.as_ref().ok().cloned().flatten();
-                saver.start(self.snapshot(metric.step, steps, &trainer, remembered), &[&metrics, &timing])?;
+                saver.start(self.snapshot(metric.step, steps, &trainer, remembered, logged), &metrics, &timing)?;
                 memory?;
             }
         }
         reporter.finish_steps();
         let Trainer { adapter, optimizer, .. } = trainer;
         Ok(Trained {
-            progress: Progress { step: optimizer.step, adapter, optimizer },
+            progress: Progress { step: optimizer.step, adapter, optimizer, metrics: None },
             stopped,
             ended,
             best: best.found(),
@@ -250,8 +259,15 @@ impl Loop<'_> {
         Ok(is_best)
     }
 
-    /// The state after `step`, with what the scheduler remembers.
-    fn snapshot(&self, step: u64, steps: &[Step], trainer: &Trainer, memory: Option<Vec<u8>>) -> Snapshot {
+    /// The state after `step`, with what the scheduler remembers and the length of the metrics.
+    fn snapshot(
+        &self,
+        step: u64,
+        steps: &[Step],
+        trainer: &Trainer,
+        memory: Option<Vec<u8>>,
+        metrics_bytes: u64,
+    ) -> Snapshot {
         let position = match steps.get(step as usize) {
             Some(next) => {
                 let before = steps[..step as usize].iter().rev().take_while(|s| s.epoch == next.epoch).count();
@@ -259,7 +275,8 @@ impl Loop<'_> {
             }
             None => Position { epoch: self.config.train.epochs, step_in_epoch: 0 },
         };
-        Snapshot { step, position, adapter: trainer.adapter.clone(), optimizer: trainer.optimizer.clone(), memory }
+        let (adapter, optimizer) = (trainer.adapter.clone(), trainer.optimizer.clone());
+        Snapshot { step, position, adapter, optimizer, memory, metrics_bytes }
     }
 }
 

@@ -69,9 +69,14 @@ pub fn format(dir: &Path) -> Result<Option<Format>> {
         (Some("compressed-tensors"), Some("float-quantized"), 1) => Ok(Some(Format::Fp8)),
         (Some("compressed-tensors"), Some("pack-quantized"), 1) => Ok(Some(Format::Int4)),
         (Some("compressed-tensors"), Some("nvfp4-pack-quantized"), 1) => Ok(Some(Format::Nvfp4)),
-        (method, format, groups) => Err(Error::new(
+        (_, _, groups) => Err(Error::new(
             "model::quantization",
-            format!("{} says quant_method {method:?}, format {format:?} in {groups} groups", path.display()),
+            format!(
+                "{} says quant_method {}, format {} in {groups} groups",
+                path.display(),
+                quantization["quant_method"],
+                quantization["format"]
+            ),
         )
         .expected("compressed-tensors with one group: float-quantized, pack-quantized or nvfp4-pack-quantized")),
     }

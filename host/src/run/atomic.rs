@@ -73,7 +73,7 @@ pub(crate) fn leftovers(path: &Path) -> Vec<PathBuf> {
 }
 
 /// Makes a file or folder under the first free name of `path`, `path-2`, `path-3` and so on.
-fn make_first_free<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(PathBuf, T)> {
+pub(crate) fn make_first_free<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(PathBuf, T)> {
     let mut candidate = path.to_path_buf();
     let mut number = 1;
     loop {

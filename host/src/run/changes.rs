@@ -2,7 +2,7 @@
 //! refused.
 
 use super::provenance::{ConfigValue, Provenance};
-use crate::config::{Config, PLUGIN_KINDS, entries, holds_path};
+use crate::config::{Config, Entry, PLUGIN_KINDS, entries, holds_path};
 use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,8 @@ pub struct Change {
     /// What changed: a configuration key, or `base/<file>`, `tokenizer`, `template`, `corpus-manifest`, `adapter`, `corpus[i]`,
     /// `plugin/<kind>`, `kernel/<name>`, `device`, `instruction-sets`, `version`.
     pub key: String,
-    /// Its value or hash when the run was started; nothing where it was not there.
+    /// Its value or hash when the run was started, or as the last resume that let it change accepted it; nothing where it was not
+    /// there.
     pub was: Option<String>,
     /// Its value or hash now.
     pub is: Option<String>,
@@ -33,10 +34,9 @@ pub fn config_sha256(config: &Config) -> String {
     )
 }
 
-/// Everything in which a run differs from what it was when it started. Not compared: where files lie, `run.root`,
-/// threads, clocks.
+/// Everything in which a run differs from what it was last accepted as. Not compared: where files lie, `run.root`, threads, clocks.
 pub fn changes(stored: &Provenance, now: &Provenance) -> Vec<Change> {
-    let (stored, now) = (fingerprint(stored), fingerprint(now));
+    let (stored, now) = (accepted(stored), fingerprint(now));
     let keys: BTreeSet<&String> = stored.keys().chain(now.keys()).collect();
     let differs = keys.into_iter().filter(|key| stored.get(*key) != now.get(*key));
     let change = |key: &String| Change { key: key.clone(), was: stored.get(key).cloned(), is: now.get(key).cloned() };
@@ -50,8 +50,41 @@ impl fmt::Display for Change {
     }
 }
 
-/// Refuses a run that [`changes`] finds changed, but for the keys in `allow` and for what an earlier resume allowed. What
-/// is left of the changes is returned: the exceptions under which the run goes on.
+/// What the run was when it started, with everything that a resume let change since.
+fn accepted(stored: &Provenance) -> BTreeMap<String, String> {
+    let mut out = fingerprint(stored);
+    for Change { key, is, .. } in stored.resumes.iter().flat_map(|resume| &resume.allowed) {
+        match is {
+            Some(value) => _ = out.insert(key.clone(), value.clone()),
+            None => _ = out.remove(key),
+        }
+    }
+    out
+}
+
+/// The configuration keys that resumes let change, as `KEY=VALUE` with the value last accepted: a run goes on with it. Left out is
+/// a key that one of `sets` gives, and one for which the run's file, `written`, no longer has what the run started with: somebody
+/// changed it there, and that is compared.
+pub fn accepted_sets(stored: &Provenance, written: &Config, sets: &[String]) -> Vec<String> {
+    let of = |entry: &Entry| said(&ConfigValue { value: entry.text(), origin: String::new() });
+    let written: BTreeMap<String, Option<String>> =
+        entries(written).into_iter().map(|entry| (entry.key.clone(), of(&entry))).collect();
+    let (first, last) = (fingerprint(stored), accepted(stored));
+    let given = |key: &str| {
+        let within = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        let mut keys = sets.iter().filter_map(|set| Some(set.split_once('=')?.0.trim()));
+        keys.any(|given| within(given, key) || within(key, given))
+    };
+    let kept = last.iter().filter(|(key, value)| {
+        let settable = !KINDS.iter().any(|kind| names(&[kind.to_string()], key)) && !key.contains('[');
+        let as_started = written.get(*key).and_then(Option::as_ref) == first.get(*key);
+        settable && first.get(*key) != Some(value) && as_started && !given(key)
+    });
+    kept.map(|(key, value)| format!("{key}={value}")).collect()
+}
+
+/// Refuses a run that [`changes`] finds changed, but for the keys in `allow`. Those changes are returned: the exceptions with which
+/// the run goes on.
 ///
 /// # Errors
 /// `run::changed`, naming each change with both values, and why one of `allow` is none that can be allowed; `usage::allow` for
@@ -59,20 +92,23 @@ impl fmt::Display for Change {
 pub fn refuse_changes(stored: &Provenance, now: &Provenance, allow: &[String]) -> Result<Vec<Change>> {
     refuse_unknown(stored, now, allow)?;
     let changes = changes(stored, now);
-    let allowed = |change: &Change| {
-        let earlier = stored.resumes.iter().any(|resume| resume.allowed.contains(change));
-        fixed(&change.key).is_none() && (earlier || names(allow, &change.key))
-    };
+    let allowed = |change: &Change| fixed(&change.key).is_none() && names(allow, &change.key);
     let (allowed, refused): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(allowed);
     if refused.is_empty() {
         return Ok(allowed);
     }
-    let line = |change: &Change| match fixed(&change.key).filter(|_| names(allow, &change.key)) {
-        Some(why) => format!("\n  {change} (--allow cannot help: {why})"),
-        None => format!("\n  {change}"),
+    let first = fingerprint(stored);
+    let line = |change: &Change| {
+        let started = match first.get(&change.key) {
+            value if value == change.was.as_ref() => String::new(),
+            value => format!(" ({} when the run was started)", value.map_or("absent", String::as_str)),
+        };
+        let fixed = fixed(&change.key).filter(|_| names(allow, &change.key));
+        let fixed = fixed.map(|why| format!(" (--allow cannot help: {why})")).unwrap_or_default();
+        format!("\n  {change}{started}{fixed}")
     };
     let lines: String = refused.iter().map(line).collect();
-    let message = format!("run {} is not what it was when it started:{lines}", stored.run_id);
+    let message = format!("run {} is not what it was:{lines}", stored.run_id);
     let error = Error::new("run::changed", message).help("undo the change, or start a new run");
     Err(match refused.iter().find(|change| fixed(&change.key).is_none()) {
         Some(change) => error.help(format!(
@@ -265,12 +301,41 @@ mod tests {
             ["device", "kernel/grouped_mm", "train.lr"]
         );
 
-        // Written down, they hold for the next resume too: these values and no others.
+        // Written down, they are what the run is from then on: another value is a change, also the one that it started with.
         stored.resumed(3, exceptions.clone());
-        assert_eq!(refuse_changes(&stored, &now, &[]).unwrap(), exceptions);
-        now.config.get_mut("train.lr").unwrap().value = Some("0.125".into());
-        let error = refuse_changes(&stored, &now, &[]).unwrap_err();
-        assert!(error.message().ends_with("\n  train.lr: was 0.5, is 0.125"), "{error}");
+        assert_eq!(refuse_changes(&stored, &now, &[]).unwrap(), []);
+        for value in ["0.125", "0.5"] {
+            now.config.get_mut("train.lr").unwrap().value = Some(value.into());
+            let error = refuse_changes(&stored, &now, &[]).unwrap_err();
+            let line = format!("\n  train.lr: was 0.25, is {value} (0.5 when the run was started)");
+            assert!(error.message().ends_with(&line), "{error}");
+        }
+        let back = refuse_changes(&stored, &now, &allow(&["train.lr"])).unwrap();
+        stored.resumed(4, back);
+        assert_eq!(refuse_changes(&stored, &now, &[]).unwrap(), []);
+    }
+
+    #[test]
+    fn a_run_goes_on_with_the_values_that_were_accepted_last() {
+        let root = tempfile::tempdir().unwrap();
+        let mut stored = sample(root.path(), "0.5", "{}");
+        let change = |key: &str, is: &str| Change { key: key.into(), was: None, is: Some(is.into()) };
+        let setting = "plugins.config.sampler.bucket";
+        let allowed = [("train.lr", "0.25"), (setting, "4"), ("kernel/grouped_mm", "cube"), ("base/config.json", "x")];
+        stored.resumed(3, allowed.map(|(key, is)| change(key, is)).into());
+        stored.resumed(4, vec![change("train.lr", "0.125")]);
+        let written = |lr: &str| {
+            let sets = [format!("train.lr={lr}")];
+            crate::config::load(&root.path().join("a.toml"), &sets, &[]).unwrap().config
+        };
+        let sets = |lr: &str, given: &[&str]| {
+            accepted_sets(&stored, &written(lr), &given.iter().map(|set| set.to_string()).collect::<Vec<_>>())
+        };
+        let bucket = format!("{setting}=4");
+        assert_eq!(sets("0.5", &[]), [bucket.as_str(), "train.lr=0.125"]);
+        assert_eq!(sets("0.5", &["train.lr=7", "plugins.config.sampler={}"]), [""; 0]);
+        // Written over in the run's file since: that is compared, and not hidden.
+        assert_eq!(sets("0.75", &[]), [bucket.as_str()]);
     }
 
     #[test]

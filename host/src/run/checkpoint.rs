@@ -4,6 +4,7 @@
 //! What the files mean is the caller's: adapters, optimiser state, random generators, plugin state.
 
 use super::atomic::{make_beside, set_aside, sync_folder, taken, write_synced};
+use super::written::{RECORD, Written};
 use crate::error::{Error, Result};
 use crate::hash::sha256;
 use serde::{Deserialize, Serialize};
@@ -41,8 +42,10 @@ pub struct Checkpoint {
 pub struct Newest {
     /// The newest one that is whole, and its folder.
     pub checkpoint: Option<(PathBuf, Checkpoint)>,
-    /// Why each newer one was passed over.
+    /// Why each newer one that the run wrote was passed over.
     pub broken: Vec<Error>,
+    /// The newer ones that it did not write.
+    pub foreign: Vec<PathBuf>,
 }
 
 /// `checkpoint.json`.
@@ -76,11 +79,12 @@ pub fn folder_of_step(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!("step-{step:06}"))
 }
 
-/// Writes a checkpoint into the folder `checkpoints`, whole or not at all, and returns its folder. Writing the same
-/// checkpoint twice is no error. A broken one in its place is renamed to `step-N.broken`.
+/// Writes a checkpoint into the folder `checkpoints`, whole or not at all, notes that this run wrote it ([`super::written`]) and
+/// returns its folder. Writing the same checkpoint twice is no error. A broken one of this run in its place is renamed to
+/// `step-N.broken`.
 ///
 /// # Errors
-/// `run::checkpoint_exists` where another whole checkpoint has the step; class `io`.
+/// `run::checkpoint_exists` where another whole checkpoint has the step, or something that the run did not write; class `io`.
 pub fn write(checkpoints: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
     let Checkpoint { step, files, .. } = checkpoint;
     for name in files.keys() {
@@ -91,24 +95,32 @@ pub fn write(checkpoints: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
     }
     fs::create_dir_all(checkpoints).map_err(|e| Error::io("create", checkpoints, e))?;
     let path = folder_of_step(checkpoints, *step);
+    let (mut written, name, manifest) = (Written::read(checkpoints)?, name_of(&path), manifest_text(checkpoint));
     if taken(&path) {
+        let in_the_way = |what: &str| {
+            Error::new("run::checkpoint_exists", format!("{} is {what}", path.display()))
+                .expected(format!("no other checkpoint of step {step}"))
+                .help("move it out of the folder")
+        };
         match read(&path) {
-            Ok(same) if same == *checkpoint => return Ok(path),
-            Ok(_) => {
-                let message = format!("{} is another whole checkpoint of step {step}", path.display());
-                return Err(Error::new("run::checkpoint_exists", message));
+            Ok(same) if same == *checkpoint => {
+                written.add(name, &manifest)?;
+                return Ok(path);
             }
-            Err(_) => {
+            Ok(_) => return Err(in_the_way(&format!("another whole checkpoint of step {step}"))),
+            Err(_) if written.names(name) => {
                 let aside = set_aside(&path, "broken")?;
                 tracing::warn!("{} is broken and now called {}", path.display(), aside.display());
             }
+            Err(_) => return Err(in_the_way("nothing that this run wrote")),
         }
     }
 
     let (beside, ()) = make_beside(&path, |beside| fs::create_dir(beside))?;
-    let written = fill(&beside, checkpoint)
+    let done = fill(&beside, checkpoint, &manifest)
+        .and_then(|()| written.add(name, &manifest))
         .and_then(|()| fs::rename(&beside, &path).map_err(|e| Error::io("rename", &beside, e)));
-    if let Err(error) = written {
+    if let Err(error) = done {
         // On a full disk the space is needed. Best effort, file by file: nothing goes but what was written just now.
         files.keys().map(String::as_str).chain([MANIFEST]).for_each(|name| _ = fs::remove_file(beside.join(name)));
         _ = fs::remove_dir(&beside);
@@ -118,11 +130,11 @@ pub fn write(checkpoints: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn fill(folder: &Path, checkpoint: &Checkpoint) -> Result<()> {
+fn fill(folder: &Path, checkpoint: &Checkpoint, manifest: &[u8]) -> Result<()> {
     for (name, bytes) in &checkpoint.files {
         write_synced(&folder.join(name), bytes)?;
     }
-    write_synced(&folder.join(MANIFEST), &manifest_text(checkpoint))?;
+    write_synced(&folder.join(MANIFEST), manifest)?;
     sync_folder(folder)
 }
 
@@ -144,17 +156,47 @@ fn sealed(contents: &Contents) -> Vec<u8> {
     text
 }
 
-/// The newest whole checkpoint in the folder `checkpoints`; a folder that is not there has none. Folders of other
-/// names, such as what a killed process left half-written, are not looked at.
+/// The newest whole checkpoint in the folder `checkpoints` that the run wrote; a folder that is not there has none. Folders of
+/// other names, such as what a killed process left half-written, are not looked at.
+///
+/// # Errors
+/// `run::checkpoints_unknown` where there are checkpoints, and nothing says which of them the run wrote; class `io`.
 pub fn newest_whole(checkpoints: &Path) -> Result<Newest> {
-    let mut broken = Vec::new();
-    for path in by_step(checkpoints)?.into_values().rev() {
+    let (written, found) = (Written::read(checkpoints)?, by_step(checkpoints)?);
+    let record = checkpoints.join(RECORD);
+    if !found.is_empty() && !taken(&record) {
+        let message = format!("{} has checkpoints, and no {RECORD}", checkpoints.display());
+        return Err(Error::new("run::checkpoints_unknown", message)
+            .expected(format!("{}, which says which of them this run wrote", record.display()))
+            .help("restore it from a copy; to train from the start, move the checkpoints out of the folder"));
+    }
+    let mut newest = Newest { checkpoint: None, broken: Vec::new(), foreign: Vec::new() };
+    for path in found.into_values().rev() {
+        let ours = written.holds(name_of(&path), &path);
         match read(&path) {
-            Ok(checkpoint) => return Ok(Newest { checkpoint: Some((path, checkpoint)), broken }),
-            Err(error) => broken.push(error),
+            Ok(checkpoint) if ours => {
+                newest.checkpoint = Some((path, checkpoint));
+                break;
+            }
+            Err(error) if written.names(name_of(&path)) => newest.broken.push(error),
+            _ => newest.foreign.push(path),
         }
     }
-    Ok(Newest { checkpoint: None, broken })
+    Ok(newest)
+}
+
+/// The checkpoints in the folder `checkpoints` that the run wrote, in the order of their steps, whole or not.
+///
+/// # Errors
+/// As [`newest_whole`].
+pub fn own_folders(checkpoints: &Path) -> Result<Vec<PathBuf>> {
+    let written = Written::read(checkpoints)?;
+    Ok(folders(checkpoints)?.into_iter().filter(|path| written.holds(name_of(path), path)).collect())
+}
+
+/// The name of a checkpoint's folder.
+pub(super) fn name_of(folder: &Path) -> &str {
+    folder.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
 /// The checkpoints in the folder `checkpoints`, in the order of their steps.
@@ -310,6 +352,38 @@ pub(super) mod tests {
         write(folder.path(), &checkpoint(2)).unwrap();
         assert_eq!(newest_whole(folder.path()).unwrap().checkpoint.unwrap().1, checkpoint(2));
         assert_eq!(fs::read(leftover.join("adapter.safetensors")).unwrap(), b"half");
+    }
+
+    #[test]
+    fn what_the_run_did_not_write_is_no_place_to_go_on_from_and_stays() {
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = |step: u64| folder_of_step(folder.path(), step);
+        write(folder.path(), &checkpoint(1)).unwrap();
+        // Of another run: one with a step of its own, one with a step that this run has, or had.
+        let mut foreign = checkpoint(2);
+        foreign.config_sha256 = sha256(b"another");
+        fs::rename(write(other.path(), &checkpoint(3)).unwrap(), path(3)).unwrap();
+        fs::rename(write(other.path(), &foreign).unwrap(), path(2)).unwrap();
+        let newest = newest_whole(folder.path()).unwrap();
+        assert_eq!(newest.checkpoint.unwrap().1, checkpoint(1));
+        assert_eq!((newest.foreign, newest.broken.len()), (vec![path(3), path(2)], 0));
+        assert_eq!(own_folders(folder.path()).unwrap(), [path(1)]);
+        // The run gets to these steps: the very same checkpoint is its own from then on, another is in the way.
+        write(folder.path(), &checkpoint(3)).unwrap();
+        assert_eq!(newest_whole(folder.path()).unwrap().checkpoint.unwrap().1, checkpoint(3));
+        assert_eq!(write(folder.path(), &checkpoint(2)).unwrap_err().code(), "run::checkpoint_exists");
+        fs::write(path(2).join("state.json"), b"{}").unwrap();
+        assert_eq!(write(folder.path(), &checkpoint(2)).unwrap_err().code(), "run::checkpoint_exists");
+        assert!(path(2).join("state.json").exists(), "it is not moved");
+
+        let record = folder.path().join(RECORD);
+        let text = fs::read_to_string(&record).unwrap();
+        assert_eq!(text.lines().count(), 2);
+        fs::write(&record, text.replacen('{', "", 1)).unwrap();
+        let error = newest_whole(folder.path()).unwrap_err();
+        assert!(error.message().contains("written.jsonl:1: "), "{error}");
+        fs::remove_file(&record).unwrap();
+        assert_eq!(newest_whole(folder.path()).unwrap_err().code(), "run::checkpoints_unknown");
     }
 
     #[test]

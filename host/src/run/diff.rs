@@ -1,34 +1,80 @@
-//! In what two runs differ, a line for each thing: what follows from one that is named already is left out, and so are run id,
-//! clocks, paths and results.
+//! In what two runs differ, a line for each thing: what follows from one that is named stands beside it, and run id, clocks,
+//! paths and results are left out.
 
 use super::changes::{Change, fingerprint, said};
 use super::machine::Machine;
 use super::provenance::Provenance;
 use crate::config::{PLUGIN_KINDS, holds_path};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+/// Longest pair of values, in bytes, that is printed of what follows from a difference.
+const SHOWN_BYTES: usize = 60;
+
+/// One thing in which two runs differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// The thing, with its value in either run.
+    #[serde(flatten)]
+    pub change: Change,
+    /// What else differs because this does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub follows: Vec<Change>,
+}
+
 /// Every difference between the runs, by key.
-pub fn differences(a: &Provenance, b: &Provenance) -> Vec<Change> {
+pub fn differences(a: &Provenance, b: &Provenance) -> Vec<Difference> {
     let (of_a, of_b) = (asked_and_used(a), asked_and_used(b));
     let keys: BTreeSet<&String> = of_a.keys().chain(of_b.keys()).collect();
     let differs = keys.into_iter().filter(|key| of_a.get(*key) != of_b.get(*key));
     let change = |key: &String| Change { key: key.clone(), was: of_a.get(key).cloned(), is: of_b.get(key).cloned() };
-    let all: Vec<Change> = differs.map(change).collect();
+    let all: Vec<Change> = differs.map(change).chain(sources_apart(a, b)).chain(another_base(a, b)).collect();
     let named: BTreeSet<&str> = all.iter().map(|change| change.key.as_str()).collect();
-    let follows = |change: &Change| follows(&change.key, &named, a, b);
-    let mut out: Vec<Change> = all.iter().filter(|change| !follows(change)).cloned().collect();
-    out.extend(sources_apart(a, b));
-    out
+    let root = |key: &str| {
+        let mut root = key.to_string();
+        while let Some(cause) = cause(&root, &named, a, b) {
+            root = cause;
+        }
+        root
+    };
+    let (causes, effects): (Vec<&Change>, Vec<&Change>) =
+        all.iter().partition(|change| root(&change.key) == change.key);
+    let follows = |key: &str| effects.iter().filter(|effect| root(&effect.key) == key).map(|e| (*e).clone()).collect();
+    causes.into_iter().map(|change| Difference { change: change.clone(), follows: follows(&change.key) }).collect()
 }
 
-/// One line a difference: `key: value of A | value of B`.
-pub fn text(differences: &[Change]) -> String {
+/// One line a difference: `key: value of A | value of B`, and what follows from it.
+pub fn text(differences: &[Difference]) -> String {
     if differences.is_empty() {
         return "no difference".into();
     }
+    let line = |Difference { change, follows }: &Difference| match follows.len() {
+        0 => format!("{}: {}\n", change.key, values(change)),
+        _ => format!("{}: {}; with it {}\n", change.key, values(change), named(follows)),
+    };
+    differences.iter().map(line).collect()
+}
+
+fn values(change: &Change) -> String {
     let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "absent".into());
-    differences.iter().map(|c| format!("{}: {} | {}\n", c.key, value(&c.was), value(&c.is))).collect()
+    format!("{} | {}", value(&change.was), value(&change.is))
+}
+
+/// Kernels are counted, the others named.
+fn named(follows: &[Change]) -> String {
+    let (kernels, others): (Vec<&Change>, Vec<&Change>) = follows.iter().partition(|c| c.key.starts_with("kernel/"));
+    let mut words = Vec::new();
+    if let Some(first) = kernels.first() {
+        let alike = kernels.iter().all(|kernel| values(kernel) == values(first));
+        let shown = if alike { values(first) } else { "in --json".into() };
+        words.push(format!("{} resolved kernels ({shown})", kernels.len()));
+    }
+    words.extend(others.iter().map(|other| match values(other) {
+        values if values.len() <= SHOWN_BYTES => format!("{} ({values})", other.key),
+        _ => other.key.clone(),
+    }));
+    words.join(", ")
 }
 
 /// What was asked for and what it was computed with. A plugin is known by its bytes, a file by its hash.
@@ -59,23 +105,52 @@ fn asked_and_used(run: &Provenance) -> BTreeMap<String, String> {
     out
 }
 
-/// Whether a difference follows from another that is named.
-fn follows(key: &str, named: &BTreeSet<&str>, a: &Provenance, b: &Provenance) -> bool {
-    let names = |key: &str| named.contains(key);
+/// The difference that is named from which another follows, where one is known.
+fn cause(key: &str, named: &BTreeSet<&str>, a: &Provenance, b: &Provenance) -> Option<String> {
+    let first_named = |keys: &[&str]| keys.iter().find(|key| named.contains(*key)).map(|key| key.to_string());
+    let part = |prefix: &str| key.strip_prefix(prefix)?.split('.').next();
+    // Another processor has other vector extensions, and mostly another number of cores.
+    let other_processor = a.machine.cpu != b.machine.cpu;
     if let Some(kernel) = key.strip_prefix("kernel/") {
         let requested = |run: &Provenance| run.kernels.get(kernel).map(|kernel| kernel.requested.clone());
-        return requested(a) != requested(b) || names("instruction-sets") || names("device");
+        return match requested(a) == requested(b) {
+            true => first_named(&["device", "instruction-sets", "environment TUNEHOST_ISA"]),
+            false => first_named(&["model.device", "model.weights"]),
+        };
+    }
+    if let Some(kind) = part("plugins.config.") {
+        return first_named(&[&format!("plugin/{kind}")]);
     }
     match key {
-        "device" => names("model.device"),
-        "driver" => names("device") || names("model.device"),
-        // Another processor has other vector extensions, and mostly another number of cores.
-        "instruction-sets" => names("device") || a.machine.cpu != b.machine.cpu,
-        "threads" => names("processors") || names("environment RAYON_NUM_THREADS"),
-        "git revision" => names("version"),
-        _ if key.starts_with("corpus[") => sources(a).len() != sources(b).len(),
-        _ => key.starts_with("data.sources[") && source_apart(key, a, b),
+        "device" => first_named(&["model.device"]),
+        "driver" => first_named(&["device", "model.device"]),
+        "instruction-sets" | "processors" if other_processor => first_named(&["device"]),
+        "threads" => first_named(&["environment RAYON_NUM_THREADS", "processors"]),
+        "git revision" => first_named(&["version"]),
+        "tokenizer" => first_named(&["model.base"]),
+        "template" if of_base(a) && of_base(b) => first_named(&["model.base"]),
+        _ if key.starts_with("base/") => first_named(&["model.base"]),
+        _ if key.starts_with("corpus[") => sources_apart(a, b).into_iter().next().map(|source| source.key),
+        _ if key.starts_with("data.sources[") => {
+            source_apart(key, a, b).filter(|source| *source != key).map(String::from)
+        }
+        _ => None,
     }
+}
+
+/// Whether a run's chat template is the one beside its tokenizer.
+fn of_base(run: &Provenance) -> bool {
+    let folder = |file: &Option<crate::hash::FileHash>| Some(file.as_ref()?.path.parent()?.to_path_buf());
+    run.inputs.template.is_none() || folder(&run.inputs.template) == folder(&run.inputs.tokenizer)
+}
+
+/// The base, where the runs name two and read other files there.
+fn another_base(a: &Provenance, b: &Provenance) -> Option<Change> {
+    let path = |run: &Provenance| run.config.get("model.base").and_then(|entry| entry.value.clone());
+    let hashes =
+        |run: &Provenance| run.inputs.base.iter().map(|(name, f)| (name.clone(), f.sha256.clone())).collect::<Vec<_>>();
+    let differs = path(a) != path(b) && hashes(a) != hashes(b);
+    differs.then(|| Change { key: "model.base".into(), was: path(a), is: path(b) })
 }
 
 /// The elements of `data.sources`, by the prefix of their keys, with their paths.
@@ -87,9 +162,10 @@ fn sources(run: &Provenance) -> BTreeMap<&str, &str> {
     paths.collect()
 }
 
-fn source_apart(key: &str, a: &Provenance, b: &Provenance) -> bool {
+/// The element of `data.sources` that a key is of, where one run alone has it.
+fn source_apart<'a>(key: &'a str, a: &Provenance, b: &Provenance) -> Option<&'a str> {
     let source = key.rsplit_once("].").map_or(key, |(array, _)| &key[..array.len() + 1]);
-    sources(a).contains_key(source) != sources(b).contains_key(source)
+    (sources(a).contains_key(source) != sources(b).contains_key(source)).then_some(source)
 }
 
 /// A source that one run alone has, in one line.
@@ -108,7 +184,7 @@ fn sources_apart(a: &Provenance, b: &Provenance) -> Vec<Change> {
 #[cfg(test)]
 mod tests {
     use super::super::provenance::tests::sample;
-    use super::super::provenance::{ConfigValue, Implementation};
+    use super::super::provenance::{ConfigValue, Implementation, PluginRecord};
     use super::*;
 
     #[test]
@@ -130,6 +206,23 @@ mod tests {
             let both = Implementation { requested: "cpu bf16".into(), resolved: "cpu-bf16-avx512-bf16".into() };
             p.kernels.insert("grouped_mm".into(), both);
         };
+        let portable = |p: &mut Provenance| {
+            p.machine.environment.insert("TUNEHOST_ISA".into(), "portable".into());
+            let rope = Implementation { requested: "auto".into(), resolved: "portable".into() };
+            p.kernels.insert("grouped_mm".into(), rope);
+        };
+        let scheduler = |p: &mut Provenance| {
+            let plugin = PluginRecord { name: "plateau".into(), ..p.inputs.plugins["sampler"].clone() };
+            p.inputs.plugins.insert("checkpoint_scheduler".into(), plugin);
+            let entry = ConfigValue { value: Some("3".into()), origin: "default".into() };
+            p.config.insert("plugins.config.checkpoint_scheduler.n".into(), entry);
+        };
+        let base = |p: &mut Provenance| {
+            p.config.get_mut("model.base").unwrap().value = Some("\"/models/b\"".into());
+            for file in p.inputs.base.values_mut().chain(&mut p.inputs.tokenizer) {
+                file.sha256 = "0".repeat(64);
+            }
+        };
         let sampler = |p: &mut Provenance| {
             p.config.get_mut("plugins.sampler").unwrap().value = Some("\"packed\"".into());
             let plugin = p.inputs.plugins.get_mut("sampler").unwrap();
@@ -148,11 +241,16 @@ mod tests {
             }
             p.inputs.corpus.push(p.inputs.corpus[0].clone());
         };
-        let edits: [(&str, Edit); 10] = [
-            ("model.weights: \"f32\" | \"bf16\"\n", bf16),
+        let edits: [(&str, Edit); 14] = [
+            ("model.weights: \"f32\" | \"bf16\"; with it 1 resolved kernels (flex | cpu-bf16-avx512-bf16)\n", bf16),
+            ("environment TUNEHOST_ISA: absent | portable; with it 1 resolved kernels (flex | portable)\n", portable),
+            ("plugin/checkpoint_scheduler: absent | plateau 0.1.0 ", scheduler),
+            ("model.base: ", base),
+            // A file of it, in its place: no other thing is named.
+            ("base/config.json: ", |p| p.inputs.base.get_mut("config.json").unwrap().sha256 = "0".repeat(64)),
             ("plugin/sampler: shuffled 0.1.0", sampler),
             ("device: ", machine),
-            ("data.sources[1]: absent | b.jsonl\n", source),
+            ("data.sources[1]: absent | b.jsonl; with it corpus[1], data.sources[1].root (absent | \"b\")", source),
             ("gates.single_root: \"stop\" | \"warn\"\n", |p| {
                 p.config.get_mut("gates.single_root").unwrap().value = Some("\"warn\"".into());
             }),

@@ -37,6 +37,17 @@ const LOCK: &str = "run.lock";
 /// before it began.
 const BEFORE_PROVENANCE: [&str; 5] = [LOCK, CONFIG, TRUNCATION, CORPUS, FILTER];
 
+/// The command that goes on with the run in the folder `run`, as a shell takes it.
+pub fn resume_command(run: &Path) -> String {
+    format!("tunehost resume {}", shell_word(run))
+}
+
+/// A path as one word of a shell.
+pub fn shell_word(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    shlex::try_quote(&text).map_or_else(|_| text.to_string(), |word| word.to_string())
+}
+
 /// A run folder in use by this process. Other processes are refused until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -102,7 +113,7 @@ impl RunFolder {
             return Err(match path.join(LOCK).is_file() {
                 true => error.help(format!(
                     "a run was killed in it before it began: tunehost run CONFIG --run-dir {}",
-                    path.display()
+                    shell_word(path)
                 )),
                 false => error,
             });
@@ -132,7 +143,7 @@ fn refuse_unless_empty(path: &Path, killed: bool) -> Result<()> {
             let error = Error::new("run::folder_not_empty", message).expected("a new or an empty folder");
             let resumable = path.join(PROVENANCE).is_file();
             return Err(if resumable {
-                error.help(format!("to go on with the run in it: tunehost resume {}", path.display()))
+                error.help(format!("to go on with the run in it: {}", resume_command(path)))
             } else {
                 error
             });
@@ -162,6 +173,14 @@ mod tests {
         assert_eq!(first.path(), runs.join("demo-001"));
         assert_eq!(second.path(), runs.join("demo-002"));
         assert_eq!(other.path(), runs.join("other-001"));
+    }
+
+    #[test]
+    fn a_command_names_a_run_as_one_word() {
+        assert_eq!(resume_command(Path::new("runs/a-001")), "tunehost resume runs/a-001");
+        for (path, word) in [("my runs/it's", r#""my runs/it's""#), ("a;b", "'a;b'"), ("$HOME", "'$HOME'")] {
+            assert_eq!(resume_command(Path::new(path)), format!("tunehost resume {word}"));
+        }
     }
 
     #[test]

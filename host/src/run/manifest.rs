@@ -4,7 +4,9 @@
 //! give the order that is written here; the position alone would not tell.
 
 use super::atomic::{self, Existing};
+use super::lines;
 use crate::error::{Error, Result};
+use crate::hash::sha256;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -39,15 +41,9 @@ impl OrderManifest {
     /// # Errors
     /// `run::order_broken`, naming the line that cannot be read.
     pub fn open(path: &Path) -> Result<Self> {
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
-            Err(e) => return Err(Error::io("read", path, e)),
-        };
-        let parse = |(i, line)| {
-            serde_json::from_str(line)
-                .map_err(|e| Error::new("run::order_broken", format!("{}:{}: {e}", path.display(), i + 1)))
-        };
+        let text = read(path)?.unwrap_or_default();
+        let parse =
+            |(i, line)| serde_json::from_str(line).map_err(|e| broken(format!("{}:{}: {e}", path.display(), i + 1)));
         let steps = text.lines().enumerate().map(parse).collect::<Result<_>>()?;
         Ok(Self { path: path.into(), text, steps })
     }
@@ -66,6 +62,12 @@ impl OrderManifest {
         if self.epoch(epoch).next().is_some() {
             return self.check_epoch(epoch, &plan);
         }
+        self.lay_out(epoch, plan);
+        // The file only ever grows; written as a whole, an epoch is in it completely or not at all.
+        atomic::write(&self.path, self.text.as_bytes(), Existing::Replace)
+    }
+
+    fn lay_out(&mut self, epoch: u32, plan: Vec<MicroBatches>) {
         let first = self.steps.last().map_or(1, |last| last.step + 1);
         for (step, micro_batches) in (first..).zip(plan) {
             let order = StepOrder { step, epoch, micro_batches };
@@ -73,8 +75,6 @@ impl OrderManifest {
             self.text += "\n";
             self.steps.push(order);
         }
-        // The file only ever grows; written as a whole, an epoch is in it completely or not at all.
-        atomic::write(&self.path, self.text.as_bytes(), Existing::Replace)
     }
 
     /// Checks that `plan` is what is written of an epoch.
@@ -97,6 +97,47 @@ impl OrderManifest {
         Err(Error::new("run::order_changed", format!("the plan of epoch {epoch} is not the one in {path}: {message}"))
             .help("a run is resumed with the sampler, the corpus and the configuration it was started with"))
     }
+}
+
+/// Refuses a manifest at `path` that is not the text of which the run recorded the `sha256`; `plan` has the steps of every epoch, as
+/// they are planned now. One that is gone and would be written again as it was is no error.
+///
+/// # Errors
+/// `run::order_broken`, naming the first line that is not what was written, where the plan tells.
+pub fn refuse_written_over(
+    path: &Path,
+    recorded_sha256: &str,
+    plan: impl Iterator<Item = (u32, Vec<MicroBatches>)>,
+) -> Result<()> {
+    let found = read(path)?;
+    if found.as_ref().is_some_and(|found| sha256(found.as_bytes()) == recorded_sha256) {
+        return Ok(());
+    }
+    let mut planned = OrderManifest { path: path.into(), text: String::new(), steps: Vec::new() };
+    plan.for_each(|(epoch, plan)| planned.lay_out(epoch, plan));
+    let same_plan = sha256(planned.text.as_bytes()) == recorded_sha256;
+    let Some(found) = found else {
+        return if same_plan { Ok(()) } else { Err(broken(format!("{} is gone", path.display()))) };
+    };
+    let line = lines::first_difference(found.as_bytes(), planned.text.as_bytes()).filter(|_| same_plan);
+    let place = line.map(|line| format!(":{line}")).unwrap_or_default();
+    let error = broken(format!("{}{place}: this is not what the run wrote", path.display()));
+    Err(if same_plan { error.help("or move it away: a resume writes it again as it was") } else { error })
+}
+
+/// The text of the manifest, where there is one.
+fn read(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io("read", path, e)),
+    }
+}
+
+fn broken(message: String) -> Error {
+    Error::new("run::order_broken", message)
+        .expected("the records of every step, as the run wrote them down before it began")
+        .help("restore the file from a copy")
 }
 
 /// The first record that differs, as "`a`, and now `b`" for the sentence in [`OrderManifest::check_epoch`].
@@ -167,6 +208,35 @@ mod tests {
             assert_eq!(error.code(), "run::order_changed");
             assert!(error.message().contains(message), "{error}");
         }
+    }
+
+    #[test]
+    fn a_manifest_that_was_written_over_is_told_from_another_plan() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = committed(folder.path());
+        let whole = fs::read_to_string(&path).unwrap();
+        let recorded = sha256(whole.as_bytes());
+        let same = || {
+            let epochs =
+                [plan(&[&[&[&["a", "b"], &["c"]]], &[&[&["d"]]]]), plan(&[&[&[&["d"], &["c"]]], &[&[&["b", "a"]]]])];
+            (0..).zip(epochs)
+        };
+        let other = || (0..).zip([plan(&[&[&[&["a"]]]])]);
+        refuse_written_over(&path, &recorded, same()).unwrap();
+        // Another plan is for `check_epoch` to tell, as long as the file is what was written.
+        refuse_written_over(&path, &recorded, other()).unwrap();
+        let cut = whole.lines().take(3).map(|line| format!("{line}\n")).collect::<String>();
+        for (text, place) in [(whole.replacen("\"c\"", "\"x\"", 1), ":1: "), (cut, ":4: "), ("x".into(), ":1: ")] {
+            fs::write(&path, text).unwrap();
+            let error = refuse_written_over(&path, &recorded, same()).unwrap_err();
+            assert!(error.code() == "run::order_broken" && error.message().contains(place), "{error}");
+            assert!(error.to_string().contains("or move it away"), "{error}");
+            let error = refuse_written_over(&path, &recorded, other()).unwrap_err();
+            assert!(!error.message().contains(place) && !error.to_string().contains("move it away"), "{error}");
+        }
+        fs::remove_file(&path).unwrap();
+        refuse_written_over(&path, &recorded, same()).unwrap();
+        assert!(refuse_written_over(&path, &recorded, other()).unwrap_err().message().ends_with("is gone"));
     }
 
     #[test]

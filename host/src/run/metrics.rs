@@ -1,14 +1,16 @@
 //! `metrics.jsonl` and `timing.jsonl`: one line per optimiser step, and one for each evaluation, in `metrics.jsonl` where the count
-//! of steps asked for it and in `timing.jsonl` where the clock did.
+//! of steps asked for it and in `timing.jsonl` where the clock did; there also when a process was to end.
 //!
 //! What a step computed and how long it took are two files, since a resumed run must end with the same bytes in the
 //! first and no two runs agree on the second. A number that is not finite is written as null.
 
 use super::atomic::{self, Existing};
+use super::folder::shell_word;
+use super::lines::first_difference;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// A line of `metrics.jsonl`. It holds no reading of a clock.
@@ -86,11 +88,24 @@ pub struct StepTiming {
     pub plugins_ms: f64,
 }
 
+/// A line of `timing.jsonl`: the process that went on after `step` was to end before a time (`--until`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename = "until")]
+pub struct UntilTiming {
+    /// Optimiser steps done when the process began to train.
+    pub step: u64,
+    /// The time, UTC, RFC 3339.
+    pub until: String,
+    /// The scheduler that ends it: name, version and SHA-256.
+    pub plugin: String,
+}
+
 /// A file of JSON lines that each name their `step`, in rising order.
 #[derive(Debug)]
 pub struct StepLog {
     path: PathBuf,
     file: File,
+    bytes: u64,
 }
 
 impl StepLog {
@@ -100,38 +115,63 @@ impl StepLog {
     /// Class `io`, also where the file exists.
     pub fn create(path: &Path) -> Result<Self> {
         let file = OpenOptions::new().append(true).create_new(true).open(path);
-        Ok(Self { path: path.into(), file: file.map_err(|e| Error::io("create", path, e))? })
+        Ok(Self { path: path.into(), file: file.map_err(|e| Error::io("create", path, e))?, bytes: 0 })
     }
 
     /// Opens the file of a run that goes on after `step` (0: from the start, with nothing kept), and cuts off every
-    /// later line, and the half-written last one of a killed process.
+    /// later line, and the half-written last one of a killed process. With the file's `copy` in the checkpoint of the step, and the
+    /// path of that, the lines that are kept must be those.
     ///
     /// # Errors
-    /// `run::log_broken` where a line that is kept cannot be read, or where the file ends before `step`.
-    pub fn resume(path: &Path, step: u64) -> Result<Self> {
+    /// `run::log_broken`, naming the line, where one that is kept is not what was written or cannot be read, or where the file ends
+    /// before `step`.
+    pub fn resume(path: &Path, step: u64, copy: Option<(&Path, &[u8])>) -> Result<Self> {
         let text = match fs::read(path) {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound && step == 0 => return Self::create(path),
+            Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
             Err(e) => return Err(Error::io("read", path, e)),
         };
-        let kept = if step == 0 { 0 } else { kept_bytes(path, &text, step)? };
+        let kept = match copy {
+            _ if step == 0 => 0,
+            Some((saved, written)) => same_bytes(path, &text, saved, written)?,
+            None => kept_bytes(path, &text, step)?,
+        };
         if kept < text.len() {
             atomic::write(path, &text[..kept], Existing::Replace)?;
         }
         let file = OpenOptions::new().append(true).open(path).map_err(|e| Error::io("open", path, e))?;
-        Ok(Self { path: path.into(), file })
+        Ok(Self { path: path.into(), file, bytes: kept as u64 })
     }
 
     /// Appends one line, in a single write.
     pub fn append(&mut self, line: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(line).expect("a log line has string keys") + "\n";
-        self.file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &self.path, e))
+        self.file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &self.path, e))?;
+        self.bytes += text.len() as u64;
+        Ok(())
+    }
+
+    /// Length of the file.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The first `bytes` bytes of the file.
+    ///
+    /// # Errors
+    /// Class `io`.
+    pub fn first(&self, bytes: u64) -> Result<Vec<u8>> {
+        let mut text = Vec::new();
+        let read = File::open(&self.path).and_then(|file| file.take(bytes).read_to_end(&mut text));
+        read.map_err(|e| Error::io("read", &self.path, e))?;
+        Ok(text)
     }
 
     /// The same file for another thread, to sync it there.
     pub fn handle(&self) -> Result<Self> {
         let file = self.file.try_clone().map_err(|e| Error::io("open", &self.path, e))?;
-        Ok(Self { path: self.path.clone(), file })
+        Ok(Self { path: self.path.clone(), file, bytes: self.bytes })
     }
 
     /// Makes what was appended durable. Call it before a checkpoint is written: a checkpoint whose log is shorter
@@ -151,16 +191,32 @@ pub fn read(path: &Path) -> Result<Vec<Metric>> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(Error::io("read", path, e)),
     };
-    let parse = |(i, line)| {
-        let broken = |e| Error::new("run::log_broken", format!("{}:{}: {e}", path.display(), i + 1));
-        serde_json::from_str(line).map_err(broken)
-    };
+    let parse = |(i, line)| serde_json::from_str(line).map_err(|e| broken(path, i + 1, &format!("{e}")));
     text.lines().enumerate().map(parse).collect()
 }
 
 /// JSON has no number that is not finite: one is written as null.
 fn nan_from_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+fn broken(path: &Path, line: usize, what: &str) -> Error {
+    Error::new("run::log_broken", format!("{}:{line}: {what}", path.display()))
+        .expected("the lines as the run wrote them")
+        .help("the file was changed or cut since: restore it from a copy")
+}
+
+/// Length of the lines that were `written` when the checkpoint with their copy, `saved`, was.
+fn same_bytes(path: &Path, text: &[u8], saved: &Path, written: &[u8]) -> Result<usize> {
+    let found = &text[..written.len().min(text.len())];
+    let Some(line) = first_difference(found, written) else { return Ok(written.len()) };
+    let what = if found.len() < written.len() && written.starts_with(found) {
+        "the file ends before the checkpoint that the run goes on from"
+    } else {
+        "this is not the line that stood here when the checkpoint was saved that the run goes on from"
+    };
+    let restore = format!("the checkpoint holds those lines: cp {} {}", shell_word(saved), shell_word(path));
+    Err(broken(path, line, what).help(restore))
 }
 
 /// Length of the lines up to and including `step`.
@@ -174,8 +230,7 @@ fn kept_bytes(path: &Path, text: &[u8], step: u64) -> Result<usize> {
         if !line.ends_with(b"\n") {
             break;
         }
-        let Line { step: at } = serde_json::from_slice(line)
-            .map_err(|e| Error::new("run::log_broken", format!("{}:{}: {e}", path.display(), i + 1)))?;
+        let Line { step: at } = serde_json::from_slice(line).map_err(|e| broken(path, i + 1, &e.to_string()))?;
         if at > step {
             break;
         }
@@ -184,7 +239,9 @@ fn kept_bytes(path: &Path, text: &[u8], step: u64) -> Result<usize> {
     }
     if last < step {
         let message = format!("{} ends at step {last}, the checkpoint is of step {step}", path.display());
-        return Err(Error::new("run::log_broken", message).help("the file was changed or cut after the checkpoint"));
+        return Err(Error::new("run::log_broken", message)
+            .expected("a line for each step")
+            .help("the file was changed or cut since: restore it from a copy"));
     }
     Ok(kept)
 }
@@ -277,19 +334,49 @@ mod tests {
         log.file.write_all(b"{\"kind\":\"step\",\"st").unwrap();
         drop(log);
 
-        let mut log = StepLog::resume(&killed, 4).unwrap();
+        let mut log = StepLog::resume(&killed, 4, None).unwrap();
         fill(&mut log, 5..=9);
         log.sync().unwrap();
         assert_eq!(fs::read(&killed).unwrap(), fs::read(&whole).unwrap());
     }
 
     #[test]
+    fn a_log_must_be_what_the_checkpoint_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, saved) = (folder.path().join("metrics.jsonl"), folder.path().join("a step/metrics.jsonl"));
+        let mut log = StepLog::create(&path).unwrap();
+        fill(&mut log, 1..=3);
+        let copy = log.first(log.bytes()).unwrap();
+        // Saved before the evaluation of its step, which is then made again.
+        log.append(&held_out(3)).unwrap();
+        fill(&mut log, 4..=5);
+        let whole = fs::read_to_string(&path).unwrap();
+        let resume = || StepLog::resume(&path, 3, Some((&saved, &copy)));
+        let log = resume().unwrap();
+        assert_eq!((fs::read(&path).unwrap(), log.bytes()), (copy.clone(), copy.len() as u64));
+        for (changed, says) in [
+            (whole.replacen("\"loss\":1.25", "\"loss\":1.5", 1), "metrics.jsonl:2: this is not the line"),
+            (whole.lines().take(2).collect::<Vec<_>>().join("\n"), "metrics.jsonl:2: the file ends"),
+            (whole.lines().take(2).map(|line| format!("{line}\n")).collect(), "metrics.jsonl:3: the file ends"),
+            (String::new(), "metrics.jsonl:1: the file ends"),
+        ] {
+            fs::write(&path, &changed).unwrap();
+            let error = resume().unwrap_err();
+            assert!(error.code() == "run::log_broken" && error.message().contains(says), "{error}");
+            assert!(error.to_string().contains("/a step/metrics.jsonl' "), "{error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), changed, "it is left as it is");
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(resume().unwrap_err().message().contains("metrics.jsonl:1: the file ends"));
+    }
+
+    #[test]
     fn resuming_from_the_start_keeps_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut log = StepLog::resume(&path, 0).unwrap();
+        let mut log = StepLog::resume(&path, 0, None).unwrap();
         log.append(&held_out(0)).unwrap();
-        StepLog::resume(&path, 0).unwrap();
+        StepLog::resume(&path, 0, None).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
         assert_eq!(StepLog::create(&path).unwrap_err().code(), "io::failed");
     }
@@ -299,12 +386,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         fill(&mut StepLog::create(&path).unwrap(), 1..=3);
-        let error = StepLog::resume(&path, 5).unwrap_err();
+        let error = StepLog::resume(&path, 5, None).unwrap_err();
         assert_eq!(error.code(), "run::log_broken");
         assert!(error.message().ends_with("ends at step 3, the checkpoint is of step 5"), "{error}");
 
         fs::write(&path, "{\"step\":1}\n{\"stop\":2}\n{\"step\":3}\n").unwrap();
-        let error = StepLog::resume(&path, 3).unwrap_err();
+        let error = StepLog::resume(&path, 3, None).unwrap_err();
         assert!(error.message().contains("metrics.jsonl:2: "), "{error}");
     }
 }

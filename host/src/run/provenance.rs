@@ -383,7 +383,10 @@ impl Provenance {
         }
         let path = folder.join(PROVENANCE);
         let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-        let broken = |what: String| Error::new("run::provenance_broken", format!("{}: {what}", path.display()));
+        let broken = |what: String| {
+            Error::new("run::provenance_broken", format!("{}: {what}", path.display()))
+                .help("restore the file from a copy, or use the version of tunehost that wrote it; checkpoints and exports stand for themselves")
+        };
         let Versioned { schema } = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
         if schema != SCHEMA {
             return Err(

@@ -1,11 +1,12 @@
 //! Which checkpoints stay: `[checkpoint]`.
 //!
-//! The one place that removes anything, and only checkpoints of this very run as [`checkpoint::write`] wrote them: a folder
-//! that holds anything more, anything less, or what another wrote, stays. A checkpoint is first renamed to `.step-N.expired`, so
+//! The one place that removes anything, and only checkpoints of this very run ([`super::written`]) as [`checkpoint::write`] wrote
+//! them: a folder that holds anything more, anything less, or what another wrote, stays. A checkpoint is first renamed to `.step-N.expired`, so
 //! that a run killed meanwhile never leaves half of one under its name, and finishes the removal when it saves next.
 
 use super::atomic::{sync_folder, taken};
-use super::checkpoint::{self, Contents, MANIFEST};
+use super::checkpoint::{self, Contents, MANIFEST, name_of};
+use super::written::Written;
 use crate::config::CheckpointConfig;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
@@ -19,17 +20,12 @@ const EXPIRED: &str = ".expired";
 ///
 /// # Errors
 /// Class `io`.
-pub fn apply(
-    checkpoints: &Path,
-    keep: &CheckpointConfig,
-    config_sha256: &str,
-    newest: u64,
-    best: Option<u64>,
-) -> Result<()> {
+pub fn apply(checkpoints: &Path, keep: &CheckpointConfig, newest: u64, best: Option<u64>) -> Result<()> {
     let Some(keep_last) = keep.keep_last else { return Ok(()) };
-    finish_removals(checkpoints, config_sha256)?;
+    let written = Written::read(checkpoints)?;
+    finish_removals(checkpoints, &written)?;
     let steps = checkpoint::by_step(checkpoints)?;
-    let own = steps.range(..=newest).rev().filter(|(_, path)| own(path, config_sha256));
+    let own = steps.range(..=newest).rev().filter(|(_, path)| own(path, &written));
     let kept = |step: u64| {
         keep.keep_every.is_some_and(|every| step.is_multiple_of(every)) || keep.keep_best && best == Some(step)
     };
@@ -39,28 +35,29 @@ pub fn apply(
         // Taken where somebody put something into one that was being removed.
         if !taken(&aside) {
             fs::rename(path, &aside).map_err(|e| Error::io("rename", path, e))?;
-            remove(&aside, config_sha256)?;
+            remove(&aside, name_of(path), &written)?;
         }
     }
     sync_folder(checkpoints)
 }
 
 /// Removes what a killed process had put aside to be removed.
-fn finish_removals(checkpoints: &Path, config_sha256: &str) -> Result<()> {
+fn finish_removals(checkpoints: &Path, written: &Written) -> Result<()> {
     for entry in fs::read_dir(checkpoints).map_err(|e| Error::io("list", checkpoints, e))? {
         let entry = entry.map_err(|e| Error::io("list", checkpoints, e))?;
         let name = entry.file_name();
-        if name.to_str().is_some_and(|name| name.starts_with(".step-") && name.ends_with(EXPIRED)) {
-            remove(&entry.path(), config_sha256)?;
+        let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_suffix(EXPIRED));
+        if let Some(name) = name.filter(|name| written.names(name)) {
+            remove(&entry.path(), name, written)?;
         }
     }
     Ok(())
 }
 
-/// Removes a checkpoint put aside: the manifest last, since it says what else may go.
-fn remove(aside: &Path, config_sha256: &str) -> Result<()> {
+/// Removes the checkpoint `name` that was put aside: the manifest last, since it says what else may go.
+fn remove(aside: &Path, name: &str, written: &Written) -> Result<()> {
     let listed = names(aside)?;
-    let Some(contents) = manifest(aside, config_sha256).filter(|contents| listed.is_subset(&expected(contents))) else {
+    let Some(contents) = manifest(aside, name, written).filter(|contents| listed.is_subset(&expected(contents))) else {
         // Killed after its last file was removed, or none of ours.
         return if listed.is_empty() {
             fs::remove_dir(aside).map_err(|e| Error::io("remove", aside, e))
@@ -77,16 +74,17 @@ fn remove(aside: &Path, config_sha256: &str) -> Result<()> {
 }
 
 /// Whether `folder` holds a checkpoint that this run wrote, and nothing else.
-fn own(folder: &Path, config_sha256: &str) -> bool {
-    let Some(contents) = manifest(folder, config_sha256) else { return false };
+fn own(folder: &Path, written: &Written) -> bool {
+    let Some(contents) = manifest(folder, name_of(folder), written) else { return false };
     let whole = |(name, entry): (&String, &checkpoint::FileEntry)| {
         folder.join(name).symlink_metadata().is_ok_and(|found| found.is_file() && found.len() == entry.bytes)
     };
     names(folder).is_ok_and(|names| names == expected(&contents)) && contents.files.iter().all(whole)
 }
 
-fn manifest(folder: &Path, config_sha256: &str) -> Option<Contents> {
-    checkpoint::read_contents(folder).ok().filter(|contents| contents.config_sha256 == config_sha256)
+/// What the checkpoint `name` in `folder` holds, where the run wrote it.
+fn manifest(folder: &Path, name: &str, written: &Written) -> Option<Contents> {
+    written.holds(name, folder).then(|| checkpoint::read_contents(folder).ok()).flatten()
 }
 
 fn expected(contents: &Contents) -> BTreeSet<OsString> {
@@ -102,14 +100,11 @@ fn names(folder: &Path) -> Result<BTreeSet<OsString>> {
 mod tests {
     use super::super::checkpoint::tests::checkpoint;
     use super::super::checkpoint::write;
+    use super::super::written::RECORD;
     use super::*;
 
     fn keep(keep_last: u32, keep_every: Option<u64>) -> CheckpointConfig {
         CheckpointConfig { keep_last: Some(keep_last), keep_every, keep_best: true }
-    }
-
-    fn config() -> String {
-        checkpoint(0).config_sha256
     }
 
     fn saved(steps: &[u64]) -> tempfile::TempDir {
@@ -121,6 +116,7 @@ mod tests {
     fn left(folder: &tempfile::TempDir) -> Vec<String> {
         let mut left: Vec<String> =
             names(folder.path()).unwrap().into_iter().map(|n| n.into_string().unwrap()).collect();
+        left.retain(|name| name != RECORD);
         left.iter_mut().for_each(|name| *name = name.replace("step-0000", ""));
         left
     }
@@ -138,7 +134,7 @@ mod tests {
             (CheckpointConfig::default(), None, all),
         ] {
             let folder = saved(&[3, 5, 7, 10, 12]);
-            apply(folder.path(), &keep, &config(), 12, best).unwrap();
+            apply(folder.path(), &keep, 12, best).unwrap();
             assert_eq!(left(&folder), stay, "{keep:?}");
         }
     }
@@ -147,7 +143,7 @@ mod tests {
     fn a_later_one_neither_counts_nor_goes() {
         // Passed over on resume since a bit of it flipped: the run went on from step 5 and saved step 7.
         let folder = saved(&[3, 5, 7, 10]);
-        apply(folder.path(), &keep(1, None), &config(), 7, None).unwrap();
+        apply(folder.path(), &keep(1, None), 7, None).unwrap();
         assert_eq!(left(&folder), ["07", "10"]);
     }
 
@@ -162,11 +158,11 @@ mod tests {
         fs::write(path("step-000008"), "a file").unwrap();
         fs::rename(path("step-000004"), path("best-of-all")).unwrap();
         fs::write(path("README"), "mine").unwrap();
-        let mut foreign = checkpoint(11);
-        foreign.config_sha256 = "another run".into();
-        write(folder.path(), &foreign).unwrap();
+        // Of another run with the very same configuration.
+        let other = saved(&[11]);
+        fs::rename(other.path().join("step-000011"), path("step-000011")).unwrap();
         write(folder.path(), &checkpoint(12)).unwrap();
-        apply(folder.path(), &keep(1, None), &config(), 12, None).unwrap();
+        apply(folder.path(), &keep(1, None), 12, None).unwrap();
         assert_eq!(left(&folder), ["README", "best-of-all", "01", "02", "03", "07", "08", "11", "12"]);
     }
 
@@ -182,7 +178,7 @@ mod tests {
         let emptied = aside(2);
         names(&emptied).unwrap().iter().for_each(|name| fs::remove_file(emptied.join(name)).unwrap());
         fs::write(aside(3).join("notes.txt"), "mine").unwrap();
-        apply(folder.path(), &keep(1, None), &config(), 4, None).unwrap();
+        apply(folder.path(), &keep(1, None), 4, None).unwrap();
         assert_eq!(left(&folder), [".03.expired", "04"]);
         assert_eq!(names(&folder.path().join(".step-000003.expired")).unwrap().len(), 4);
     }

@@ -7,6 +7,7 @@ use super::folder::{CHECKPOINTS, CONFIG, METRICS, ORDER};
 use super::manifest::OrderManifest;
 use super::metrics::{self, Metric};
 use super::provenance::Provenance;
+use super::written::Written;
 use crate::config::{self, PluginsConfig};
 use crate::corpus;
 use crate::error::{Error, Result};
@@ -81,9 +82,15 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
     }
     let path = run.join(METRICS);
     check("metrics".into(), &path, whole_metrics(&path, provenance.outcome.as_ref().map_or(0, |o| o.step)));
-    for folder in checkpoint::folders(&run.join(CHECKPOINTS))? {
-        let found = checkpoint::read(&folder).and_then(|c| same(&provenance.config_sha256, &c.config_sha256));
-        check(format!("checkpoint/{}", folder.file_name().unwrap_or_default().display()), &folder, found);
+    let checkpoints = run.join(CHECKPOINTS);
+    let written = Written::read(&checkpoints)?;
+    for folder in checkpoint::folders(&checkpoints)? {
+        let name = checkpoint::name_of(&folder);
+        let ours = || match written.holds(name, &folder) {
+            true => Ok(()),
+            false => Err(Error::new("run::verify_failed", "it is not one that this run wrote")),
+        };
+        check(format!("checkpoint/{name}"), &folder, checkpoint::read(&folder).and_then(|_| ours()));
     }
     for (name, file) in provenance.outcome.iter().flat_map(|outcome| outcome.files.iter().chain(&outcome.exports)) {
         let path = run.join(name);

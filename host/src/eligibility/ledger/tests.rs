@@ -74,14 +74,38 @@ fn every_tampering_is_refused_with_its_line() {
         ([lines[0], lines[2], lines[1]].concat(), 2, "does not follow"),
         ([lines[0], "\n", lines[1]].concat(), 2, "cannot be read"),
         (text.replacen("\"grant\"", "\"grunt\"", 1), 1, "cannot be read"),
-        (text[..text.len() - 1].into(), 3, "not written to its end"),
-        (text[..text.len() - 20].into(), 3, "not written to its end"),
+        // Half a line behind lines that are not whole helps nobody.
+        (text.replacen("\"g1\"", "\"gx\"", 1) + "{\"seq", 1, "was changed"),
     ] {
         fs::write(&path, changed).unwrap();
         let error = Ledger::open(&path).unwrap_err();
         assert_eq!(error.code(), "gate::ledger_broken");
         assert!(error.message().contains(&format!("grants.ledger.jsonl:{line}: ")), "{error}");
         assert!(error.message().contains(says), "{says}: {error}");
+    }
+}
+
+#[test]
+fn half_a_line_is_moved_aside_and_the_ledger_goes_on() {
+    let (folder, path) = three();
+    let text = fs::read_to_string(&path).unwrap();
+    let two = text.split_inclusive('\n').take(2).collect::<String>();
+    for (cut, name) in
+        [(1, "grants.ledger.torn"), (20, "grants.ledger.torn-2"), (text.len() - two.len() - 1, "grants.ledger.torn-3")]
+    {
+        fs::write(&path, &text[..text.len() - cut]).unwrap();
+        // To read it changes nothing.
+        assert_eq!(Ledger::read(&path).unwrap().head().sequence, 2);
+        assert_eq!(fs::read_to_string(&path).unwrap(), text[..text.len() - cut]);
+        let mut ledger = Ledger::open(&path).unwrap();
+        let aside = ledger.set_torn_aside().unwrap().unwrap();
+        assert_eq!(aside, folder.path().join(name));
+        assert_eq!(fs::read_to_string(aside).unwrap(), text[two.len()..text.len() - cut]);
+        assert_eq!(fs::read_to_string(&path).unwrap(), two);
+        assert_eq!(ledger.set_torn_aside().unwrap(), None);
+        ledger.append("run-3", &[("g2", vec![])]).unwrap();
+        drop(ledger);
+        assert_eq!(Ledger::read(&path).unwrap().head().sequence, 3);
     }
 }
 
