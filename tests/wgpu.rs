@@ -52,4 +52,8 @@ fn weights_that_the_device_cannot_hold_are_refused_by_the_kernel_that_lacks_them
     let error =
         fails(&[&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap()], &sets[..]].concat(), 9);
     assert!(error.contains("device::unsupported") && error.contains("`lora_linear`"), "{error}");
+    // A card that is pinned is that one, or none.
+    let pinned = ["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap(), "--device", "wgpu:9"];
+    let error = fails(&pinned, 9);
+    assert!(error.contains("device::unavailable") && error.contains("the discrete card 9"), "{error}");
 }

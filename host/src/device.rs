@@ -4,7 +4,10 @@ use crate::config::WeightDtype;
 use crate::error::{Error, Result};
 use crate::hash::sha256;
 use crate::model::config::TextConfig;
+use crate::run::card::Card;
 use burn::tensor::Device;
+#[cfg(feature = "wgpu")]
+use burn::tensor::DeviceKind;
 use std::collections::BTreeMap;
 use tunehost_kernels::simd::Isa;
 
@@ -12,7 +15,7 @@ use tunehost_kernels::simd::Isa;
 #[cfg(not(feature = "wgpu"))]
 const BUILT_IN: &str = "cpu";
 #[cfg(feature = "wgpu")]
-const BUILT_IN: &str = "cpu or wgpu";
+const BUILT_IN: &str = "cpu, wgpu, or wgpu:N for the N-th discrete card from 0";
 
 /// The device that `name` names.
 ///
@@ -25,7 +28,10 @@ pub fn open(name: &str) -> Result<Device> {
             Ok(Device::flex())
         }
         #[cfg(feature = "wgpu")]
-        "wgpu" => wgpu_adapter().map(|_| Device::wgpu(Default::default())),
+        name if wgpu(name).is_some() => {
+            let card = wgpu(name).flatten();
+            wgpu_adapter(card).map(|_| Device::wgpu(card.map_or_else(Default::default, DeviceKind::DiscreteGpu)))
+        }
         other => Err(Error::new("device::unavailable", format!("this build of tunehost cannot run on `{other}`"))
             .expected(BUILT_IN)
             .help(
@@ -41,7 +47,7 @@ pub fn open(name: &str) -> Result<Device> {
 /// `device::unsupported`, naming the kernel.
 pub fn check(name: &str, weights: WeightDtype, text: &TextConfig) -> Result<()> {
     #[cfg(feature = "wgpu")]
-    if name == "wgpu" {
+    if wgpu(name).is_some() {
         let unsupported = |kernel: &str, why: String| {
             Error::new("device::unsupported", format!("the kernel `{kernel}` cannot run on `{name}`: {why}"))
         };
@@ -66,8 +72,8 @@ pub fn check(name: &str, weights: WeightDtype, text: &TextConfig) -> Result<()> 
 /// `device::unavailable`.
 pub fn hardware_name(name: &str) -> Result<Option<String>> {
     #[cfg(feature = "wgpu")]
-    if name == "wgpu" {
-        return wgpu_adapter().map(|adapter| Some(adapter.name));
+    if let Some(card) = wgpu(name) {
+        return wgpu_adapter(card).map(|adapter| Some(adapter.name));
     }
     let _ = name;
     Ok(None)
@@ -79,11 +85,55 @@ pub fn hardware_name(name: &str) -> Result<Option<String>> {
 /// `device::unavailable`.
 pub fn driver(name: &str) -> Result<Option<String>> {
     #[cfg(feature = "wgpu")]
-    if name == "wgpu" {
-        return wgpu_adapter().map(|adapter| tunehost_kernels::wgpu::driver(&adapter.name));
+    if let Some(card) = wgpu(name) {
+        return wgpu_adapter(card).map(|adapter| adapter.driver);
     }
     let _ = name;
     Ok(None)
+}
+
+/// The graphics card that the device `name` computes on, where it is one.
+///
+/// # Errors
+/// `device::unavailable`.
+pub fn card(name: &str) -> Result<Option<Card>> {
+    #[cfg(feature = "wgpu")]
+    if let Some(card) = wgpu(name) {
+        let adapter = wgpu_adapter(card)?;
+        return Ok(adapter.is_card.then(|| Card::new(std::path::Path::new("/"), adapter.pci)));
+    }
+    let _ = name;
+    Ok(None)
+}
+
+/// The processes that NVIDIA's driver says compute on a card; none where it is another's, or does not tell.
+pub fn computing(card: &Card) -> Vec<u32> {
+    #[cfg(feature = "wgpu")]
+    if let Some(processes) = nvml(card, |device| device.running_compute_processes()) {
+        return processes.into_iter().map(|process| process.pid).collect();
+    }
+    let _ = card;
+    Vec::new()
+}
+
+/// Free memory of a card, as its driver tells; nothing where it does not.
+pub fn free_memory_bytes(card: &Card) -> Option<u64> {
+    #[cfg(feature = "wgpu")]
+    if let Some(memory) = nvml(card, |device| device.memory_info()) {
+        return Some(memory.free);
+    }
+    card.free_memory_bytes()
+}
+
+/// What NVIDIA's management library answers of a card; nothing where either is not there.
+#[cfg(feature = "wgpu")]
+fn nvml<T>(
+    card: &Card,
+    ask: impl FnOnce(&nvml_wrapper::Device) -> std::result::Result<T, nvml_wrapper::error::NvmlError>,
+) -> Option<T> {
+    let nvml = nvml_wrapper::Nvml::init().ok()?;
+    let device = nvml.device_by_pci_bus_id(card.pci()?).ok()?;
+    ask(&device).ok()
 }
 
 /// What of the kernels of the device `name` is compiled in a run, in words.
@@ -97,7 +147,7 @@ pub fn compilation(name: &str) -> &'static str {
 /// Counts the kernels that are compiled for the device `name` from now on, until the count is asked for.
 pub fn count_compiled(name: &str) -> Box<dyn FnOnce() -> u64> {
     #[cfg(feature = "wgpu")]
-    if name == "wgpu" {
+    if wgpu(name).is_some() {
         let launched = tunehost_kernels::wgpu::LaunchedKernels::new();
         return Box::new(|| launched.finish().len() as u64);
     }
@@ -143,17 +193,27 @@ pub fn kernels_sha256<'a>(resolved: impl IntoIterator<Item = (&'a str, &'a str)>
 /// The runtime that compiles the kernels of the device `name`, where the device is not the CPU.
 fn runtime(name: &str) -> Result<Option<&'static str>> {
     #[cfg(feature = "wgpu")]
-    if name == "wgpu" {
-        return wgpu_adapter().map(|adapter| Some(adapter.runtime));
+    if let Some(card) = wgpu(name) {
+        return wgpu_adapter(card).map(|adapter| Some(adapter.runtime));
     }
     let _ = name;
     Ok(None)
 }
 
+/// Whether `name` is a device of wgpu; inside, the number of the discrete card that it pins.
 #[cfg(feature = "wgpu")]
-fn wgpu_adapter() -> Result<tunehost_kernels::wgpu::Adapter> {
-    tunehost_kernels::wgpu::adapter().map_err(|reason| {
-        Error::new("device::unavailable", format!("wgpu finds no device: {reason}"))
+fn wgpu(name: &str) -> Option<Option<usize>> {
+    match name.strip_prefix("wgpu")? {
+        "" => Some(None),
+        pinned => pinned.strip_prefix(':')?.parse().ok().map(Some),
+    }
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu_adapter(card: Option<usize>) -> Result<tunehost_kernels::wgpu::Adapter> {
+    tunehost_kernels::wgpu::adapter(card).map_err(|reason| {
+        let which = card.map_or(String::new(), |card| format!(" that is the discrete card {card}"));
+        Error::new("device::unavailable", format!("wgpu finds no device{which}: {reason}"))
             .expected("a driver for Vulkan, Metal or DX12")
             .help("on Debian without a GPU: apt-get install mesa-vulkan-drivers")
     })

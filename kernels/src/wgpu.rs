@@ -1,7 +1,8 @@
 //! The device that wgpu finds: Vulkan, Metal or DX12.
 
 use cubecl::Device;
-use cubecl::wgpu::wgpu::{Backends, Instance};
+use cubecl::wgpu::WgpuDeviceKind;
+use cubecl::wgpu::wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance};
 
 /// Every kernel that is launched while it lives, and so compiled, each once: WGSL is compiled anew by each process.
 pub use cubecl::launched::LaunchedKernels;
@@ -13,21 +14,44 @@ pub struct Adapter {
     pub name: String,
     /// The language that kernels are compiled to, with the runtime: `wgpu<wgsl>`.
     pub runtime: &'static str,
+    /// Its driver and what that says of itself, such as its version.
+    pub driver: Option<String>,
+    /// Whether it is a graphics card, and not a processor that stands in for one.
+    pub is_card: bool,
+    /// Its address on the PCI bus (`0000:01:00.0`), where the driver tells.
+    pub pci: Option<String>,
 }
 
-/// The adapter that burn's default wgpu device computes on; asking for it makes the connection.
+/// The adapter of the discrete card of this number, from 0, or the one that burn's default wgpu device computes on; asking for it
+/// makes the connection.
 ///
 /// # Errors
 /// The reason, where wgpu finds no adapter.
-pub fn adapter() -> Result<Adapter, String> {
-    let client = Device::wgpu(Default::default()).map_err(|error| error.to_string())?.client();
-    Ok(Adapter { name: client.properties().identity.name.to_string(), runtime: client.name() })
+pub fn adapter(discrete: Option<usize>) -> Result<Adapter, String> {
+    let kind = discrete.map_or_else(WgpuDeviceKind::default, WgpuDeviceKind::DiscreteGpu);
+    let client = Device::wgpu(kind).map_err(|error| error.to_string())?.client();
+    let name = client.properties().identity.name.to_string();
+    let info = info(&name, discrete);
+    Ok(Adapter {
+        runtime: client.name(),
+        driver: info.as_ref().map(|info| format!("{} {}", info.driver, info.driver_info).trim().to_string()),
+        is_card: info.as_ref().is_some_and(|info| info.device_type != DeviceType::Cpu),
+        pci: info.map(|info| info.device_pci_bus_id).filter(|pci| !pci.is_empty()),
+        name,
+    })
 }
 
-/// The driver of the first adapter called `name`, and what it says of itself, such as its version: the runtime keeps the
-/// adapter's name alone.
-pub fn driver(name: &str) -> Option<String> {
+/// What wgpu says of an adapter, of which the runtime keeps the name alone: the discrete card of this number, or the first of
+/// the name. OpenGL, which shows cards a second time, is left out where anything else shows them.
+fn info(name: &str, discrete: Option<usize>) -> Option<AdapterInfo> {
     let adapters = cubecl::future::block_on(Instance::default().enumerate_adapters(Backends::all()));
-    let info = adapters.iter().map(|adapter| adapter.get_info()).find(|info| info.name == name)?;
-    Some(format!("{} {}", info.driver, info.driver_info).trim().to_string())
+    let mut infos: Vec<AdapterInfo> = adapters.iter().map(|adapter| adapter.get_info()).collect();
+    if infos.iter().any(|info| info.backend != Backend::Gl) {
+        infos.retain(|info| info.backend != Backend::Gl);
+    }
+    let mut infos = infos.into_iter();
+    match discrete {
+        Some(number) => infos.filter(|info| info.device_type == DeviceType::DiscreteGpu).nth(number),
+        None => infos.find(|info| info.name == name),
+    }
 }

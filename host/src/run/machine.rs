@@ -1,5 +1,6 @@
 //! The machine that a run computes on.
 
+use crate::device;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -79,7 +80,7 @@ impl Machine {
 /// give without swapping, or what is left of the process's control group (cgroup v2) where that is less.
 pub fn free_memory_bytes(name: &str) -> Option<u64> {
     if name != "cpu" {
-        return None;
+        return device::free_memory_bytes(&device::card(name).ok()??);
     }
     let available = meminfo("MemAvailable:")?;
     Some(control_group_bytes().map_or(available, |left| left.min(available)))

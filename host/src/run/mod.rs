@@ -5,6 +5,7 @@
 //! run is resumed.
 
 pub mod atomic;
+pub mod card;
 pub mod changes;
 pub mod checkpoint;
 pub mod clock;
