@@ -4,6 +4,7 @@ mod common;
 
 use common::short::provenance;
 use common::{fails, ok, root, tunehost};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -161,6 +162,52 @@ fn a_run_whose_loss_is_no_number_ends_and_provenance_says_so() {
     ok(&["resume", run_dir.to_str().unwrap(), "--set", "gates.not_finite=warn"]);
     let gate = &provenance()["gates"]["not_finite"];
     assert!(gate["verdict"] == "warned" && gate["found"].as_str().unwrap().starts_with("5 of 6 steps"), "{gate}");
+}
+
+#[test]
+fn a_held_out_loss_that_is_no_number_stops_or_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run_dir = dir.path().join("run");
+    let run = ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
+    // The first step's update is so large that nothing can be evaluated after it.
+    let sets =
+        ["train.lr=1e30", "train.warmup_steps=0", "data.held_out=0.2", "eval.every_steps=1", "train.max_steps=3"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let said = fails(&[&run[..], &sets].concat(), 4);
+    assert!(said.contains("model::not_finite") && said.contains("gates.not_finite=warn"), "{said}");
+    assert_eq!(provenance(&run_dir)["gates"]["not_finite_held_out"]["verdict"], "stopped");
+
+    let out = tunehost(&["resume", run_dir.to_str().unwrap(), "--set", "gates.not_finite=warn"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("gate not_finite: the loss of record "), "{said}");
+    let record = provenance(&run_dir);
+    let gate = &record["gates"]["not_finite_held_out"];
+    assert!(gate["verdict"] == "warned" && gate["found"].as_str().unwrap().contains("is not finite"), "{gate}");
+    assert_eq!((&record["outcome"]["status"], &record["outcome"]["best"]), (&"finished".into(), &Value::Null));
+    // What is no number is null, and can be read.
+    ok(&["runs", "show", run_dir.to_str().unwrap()]);
+    ok(&["runs", "verify", run_dir.to_str().unwrap(), "--hashes-only"]);
+}
+
+#[test]
+fn the_disk_must_hold_the_checkpoints_that_are_there_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let every = ["--plugins", "checkpoint-scheduler=every-n-steps", "--set", "plugins.config.checkpoint_scheduler.n=1"];
+    let mib = |name: &str, more: &[&str]| {
+        let run_dir = dir.path().join(name);
+        let run =
+            ["run", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap(), "--set", "train.max_steps=4"];
+        ok(&[&run[..], &every, more].concat());
+        let found = provenance(&run_dir)["gates"]["free_disk"]["found"].as_str().unwrap().to_string();
+        let size =
+            found.split_once("(checkpoints ").and_then(|(_, rest)| rest.split_once(" MiB, logs ")).expect(&found).0;
+        size.parse::<f64>().unwrap()
+    };
+    // All four, or the last one while the next is written.
+    let (all, last) = (mib("all", &[]), mib("last", &["--set", "checkpoint.keep_last=1"]));
+    assert!((all / last - 2.0).abs() < 0.1, "{all} MiB, {last} MiB");
 }
 
 #[test]

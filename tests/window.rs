@@ -114,6 +114,23 @@ fn a_command_that_fails_stops_the_run_before_the_base_is_loaded() {
 }
 
 #[test]
+fn too_little_memory_after_it_stops_the_run_before_the_base_is_loaded() {
+    let case = Case::new(OPEN, CLOSE);
+    // Half a terabyte, for adapters of such a rank on such a record.
+    let text = fs::read_to_string(&case.config).unwrap().replace("max_seq_len = 128", "max_seq_len = 32768");
+    fs::write(&case.config, text).unwrap();
+    let long = |i: usize| format!("{{\"text\": \"{}\"}}\n", format!("word {i} ").repeat(12_000));
+    fs::write(case.folder.path().join("records.jsonl"), (0..9).map(long).collect::<String>()).unwrap();
+    let out = output(&[&words(&case.start())[..], &["--set", "lora.rank=65536"]].concat());
+    let (said, lines) = (String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
+    assert_eq!(out.status.code(), Some(7), "{said}");
+    assert!(said.contains("error[gate::free_memory]: ") && said.contains("gates.free_memory=warn"), "{said}");
+    assert!(lines.contains("window.open[1]") && !lines.contains("of weights loaded"), "{lines}");
+    assert_eq!(case.notes(), ["open-0", "open 1", "close-0"]);
+    assert_eq!(provenance(&case.run())["gates"]["free_memory"]["verdict"], "stopped");
+}
+
+#[test]
 fn a_command_that_does_not_end_or_start_is_an_error() {
     let case = Case::new(r#"[["sh", "-c", "(sleep 2; NOTE late) & wait"]]"#, "[]\ndeadline_s = 1");
     let started = Instant::now();

@@ -50,7 +50,7 @@ pub struct GatesConfig {
     pub kernels: Action,
     /// Less free memory on the device than the run takes at the least.
     pub free_memory: Action,
-    /// Less free disk than one checkpoint and the exports take.
+    /// Less free disk than the checkpoints that are there at once, the logs and the exports take at the least.
     pub free_disk: Action,
 }
 

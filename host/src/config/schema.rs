@@ -67,7 +67,7 @@ pub struct ModelConfig {
     /// Four bits a weight: refused, with the weights that would stay as they are, since no kernel of this build takes them.
     #[serde(default)]
     pub quantize: Option<Quantize>,
-    /// Compute on a device that another run of this machine computes on.
+    /// Compute on a device that another run of this machine computes on, or another process has open.
     #[serde(default)]
     pub allow_shared: bool,
 }

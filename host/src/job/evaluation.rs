@@ -8,10 +8,13 @@ use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
 use crate::run::folder::{HELD_OUT, RunFolder};
 use crate::run::metrics::{HeldOutMetrics, Metric};
+use crate::run::provenance::{GateRecord, Verdict};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
-use crate::train::evaluate::{RecordLoss, evaluate, summary};
+use crate::train::evaluate::{RecordLoss, evaluate, finite, summary};
+use crate::train::gates::{Records, settle};
 use serde_json::json;
+use std::cell::RefCell;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -31,6 +34,8 @@ pub struct Evaluation<'a> {
     pub records: &'a [&'a Record],
     /// The adapter before the first step, where it is not a fresh one, which adds nothing.
     pub initial: Option<&'a Adapter>,
+    /// What the gate `not_finite` said of the losses so far, the worst of it.
+    pub gate: &'a RefCell<Option<GateRecord>>,
     pub stop: &'a StopRequest,
 }
 
@@ -39,7 +44,7 @@ impl Evaluation<'_> {
     /// nothing to evaluate, or a signal stopped it.
     ///
     /// # Errors
-    /// `model::not_finite`, class `io`.
+    /// `model::not_finite` where `gates.not_finite` stops, class `io`.
     pub fn losses(
         &self,
         adapter: Option<&Adapter>,
@@ -58,6 +63,7 @@ impl Evaluation<'_> {
             if let Some(losses) =
                 losses.filter(|l| l.iter().map(|l| l.id.as_str()).eq(self.records.iter().map(|r| &*r.id)))
             {
+                self.look(&losses, reporter)?;
                 return Ok(Some(losses));
             }
         }
@@ -71,13 +77,23 @@ impl Evaluation<'_> {
     fn compute(&self, adapter: Option<&Adapter>, reporter: &mut Reporter) -> Result<Option<Vec<RecordLoss>>> {
         let total = self.records.len();
         let stop = || self.stop.is_set();
-        evaluate(
-            self.engine,
-            adapter,
-            self.records,
-            &mut |done| reporter.progress("held-out records", done, total),
-            &stop,
-        )
+        let mut progress = |done| reporter.progress("held-out records", done, total);
+        let losses = evaluate(self.engine, adapter, self.records, &mut progress, &stop);
+        losses.iter().try_for_each(|losses| self.look(losses, reporter))?;
+        Ok(losses)
+    }
+
+    /// Lets the gate `not_finite` look at losses.
+    fn look(&self, losses: &[RecordLoss], reporter: &Reporter) -> Result<()> {
+        let mut records = Records::new();
+        let look = || finite(losses).map(|()| "every held-out loss is a finite number".to_string());
+        let settled = settle(&mut records, "not_finite", self.config.gates.not_finite, look);
+        let mut said = self.gate.borrow_mut();
+        if said.as_ref().is_none_or(|said| said.verdict == Verdict::Passed) {
+            *said = records.into_values().next();
+        }
+        settled?.iter().for_each(|warning| reporter.warn(warning));
+        Ok(())
     }
 
     /// Whether a run is evaluated after `step` of its `total` steps, by the count of steps.

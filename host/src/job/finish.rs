@@ -1,7 +1,7 @@
 //! After the last step: held-out loss, exports, and the words that end a run.
 
 use super::training::Trained;
-use crate::config::Config;
+use crate::config::{Action, Config};
 use crate::corpus::Record;
 use crate::error::{Error, Result};
 use crate::export::{self, Judge, MIN_RETAINED_GAIN, Made, OnDisk, PendingFolder, Trial};
@@ -154,7 +154,14 @@ impl Exports<'_> {
             // The report stands in the run's own folder, and is the same in every run that trains the same.
             run_id: None,
         };
-        let (proof, report) = export::judge(&pending, &trial, &made, reporter)?;
+        let (proof, report) = match export::judge(&pending, &trial, &made, reporter) {
+            // The gate let the run go on with such losses.
+            Err(e) if e.code() == "model::not_finite" && self.config.gates.not_finite == Action::Warn => {
+                reporter.warn(format!("{} is not judged: {}", dir.display(), e.message()));
+                return pending.commit();
+            }
+            judged => judged?,
+        };
         pending.commit()?;
         proof.lines().into_iter().for_each(|line| reporter.line(line));
         reporter.event("export", report);

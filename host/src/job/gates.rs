@@ -2,30 +2,59 @@
 
 use super::prepare::Prepared;
 use crate::config::{Action, Config};
-use crate::error::Result;
+use crate::corpus::Record;
+use crate::device;
+use crate::error::{Error, Result};
+use crate::plan::memory::Model;
+use crate::plugins::{CheckpointScheduler, Kind, PluginRef, StepInfo};
 use crate::report::Reporter;
-use crate::run::folder::EXPORT;
+use crate::run::card::{Card, Holders};
+use crate::run::checkpoint::own_folders;
+use crate::run::clock::unix_ms_now;
+use crate::run::folder::{CHECKPOINTS, EXPORT};
 use crate::run::lease::DeviceLease;
 use crate::run::machine::{free_disk_bytes, free_memory_bytes};
 use crate::run::provenance::{GateRecord, Implementation, Verdict};
+use crate::run::retention::kept_at_once;
 use crate::train::gates::{self, Records, settle};
 use crate::train::steps::Step;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Keeps other runs off the device, as long as the lease lives, and writes that down.
+/// Bytes of a step's lines in the logs and in the manifest of the records, about, without the records.
+const LINES_BYTES: usize = 400;
+/// Bytes around an id in that manifest.
+const ID_BYTES: usize = 4;
+
+/// Keeps other runs off the device, as long as the lease lives, looks which other processes have it open, and writes that down.
 ///
 /// # Errors
-/// `device::in_use`.
+/// `device::in_use`, naming who has it.
 pub fn take_device(config: &Config, records: &mut Records, reporter: &Reporter) -> Result<Option<DeviceLease>> {
     let (name, shared) = (&config.model.device, config.model.allow_shared);
-    let lease = DeviceLease::take(name, shared)?;
+    let card = device::card(name)?;
+    // By its address, where it has one: it has several names.
+    let lease = DeviceLease::take(card.as_ref().and_then(Card::pci).unwrap_or(name), shared)?;
+    let Holders { processes, unseen } = card.map(|card| card.holders(&device::computing(&card))).unwrap_or_default();
+    let by: Vec<String> = processes.iter().map(|(pid, process)| format!("{process} (pid {pid})")).collect();
+    if !by.is_empty() && !shared {
+        return Err(Error::new("device::in_use", format!("`{name}` is held by {}", by.join(", ")))
+            .expected("a device that no other process has open")
+            .help("end them, or wait until they end; --set model.allow_shared=true computes beside them"));
+    }
     let action = if shared { Action::Warn } else { Action::Stop };
-    let (verdict, found) = match &lease {
-        Some(_) => (Verdict::Passed, format!("{name} is this run's alone")),
+    let (verdict, mut found) = match &lease {
+        Some(_) if by.is_empty() => (Verdict::Passed, format!("{name} is this run's alone")),
+        Some(_) => (Verdict::Warned, format!("{name} is shared with {}: model.allow_shared", by.join(", "))),
         None => (Verdict::Warned, format!("{name} is shared with another run: model.allow_shared")),
     };
-    if lease.is_none() {
+    if unseen > 0 {
+        found += &format!("; what {unseen} processes of other users have open could not be seen");
+    }
+    if let Some(why) = lease.as_ref().and_then(|lease| lease.hidden.as_ref()) {
+        found += &format!("; the runs of other users do not see it: {why}");
+    }
+    if verdict == Verdict::Warned {
         reporter.warn(format!("gate device: {found}"));
     }
     records.insert("device".into(), GateRecord { action, verdict, found });
@@ -55,7 +84,12 @@ pub fn before_start(
     look("kernels", set.kernels, &|| gates::kernels_as_asked(kernels))?;
     let base_bytes = checkpoint.entries().values().map(|e| e.size_bytes() as u64).sum();
     let left = |asked: bool, name: &str| asked && !folder.join(EXPORT).join(name).exists();
-    let disk = gates::least_disk(lora, left(export.adapter, "adapter"), left(export.merged, "merged"), base_bytes);
+    let saved = saved_by_count(config, steps.len() as u64)?;
+    let most = kept_at_once(&saved, &config.checkpoint, config.eval.every_steps.is_some());
+    let there = own_folders(&folder.join(CHECKPOINTS)).map_or(0, |own| own.len());
+    let (checkpoints, logs) = (most.saturating_sub(there).max(1), logs_bytes(steps, &corpus.train));
+    let (adapter, merged) = (left(export.adapter, "adapter"), left(export.merged, "merged"));
+    let disk = gates::least_disk(lora, checkpoints, logs, adapter, merged, base_bytes);
     look("free_disk", set.free_disk, &|| gates::free_disk(&disk, free_disk_bytes(folder)))?;
     // A request for four bits stopped the run before its corpus was read.
     let found = format!("no 4-bit weights were asked for: every one is kept in {} or f32", config.model.weights.name());
@@ -76,6 +110,39 @@ pub fn before_start(
     if config.window.open.is_empty() { room(config, prepared, records, reporter) } else { Ok(()) }
 }
 
+/// The steps after which the run's scheduler saves by their count: those that it saves where no time passes. The last is saved in any
+/// case, and all that is known of a scheduler that fails, which is for the run to tell.
+///
+/// # Errors
+/// Those of starting it.
+fn saved_by_count(config: &Config, total_steps: u64) -> Result<Vec<u64>> {
+    let plugins = &config.plugins;
+    let settings = plugins.config.get(Kind::CheckpointScheduler.config_key());
+    let plugin = PluginRef::configured(Kind::CheckpointScheduler, plugins)?;
+    let mut scheduler = CheckpointScheduler::load(&plugin, settings)?;
+    let wall_clock_ms = unix_ms_now();
+    let mut saved = Vec::new();
+    for step in 1..total_steps {
+        let info =
+            StepInfo { step, total_steps, wall_clock_ms, since_last_save_ms: 0, last_save_cost_ms: 0, loss: 1.0 };
+        match scheduler.after_step(&info) {
+            Ok(decision) if decision.save => saved.push(step),
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    saved.push(total_steps);
+    Ok(saved)
+}
+
+/// What the logs of the steps take, and the manifest of their records.
+fn logs_bytes(steps: &[Step], records: &[Record]) -> u64 {
+    let id = |index: &u32| records[*index as usize].id.len() + ID_BYTES;
+    let of =
+        |step: &Step| LINES_BYTES + step.batches.iter().flat_map(|b| b.rows.iter().flatten()).map(id).sum::<usize>();
+    steps.iter().map(of).sum::<usize>() as u64
+}
+
 /// Lets the gate on the device's free memory look: with a `[window]`, once it has made room.
 ///
 /// # Errors
@@ -85,7 +152,15 @@ pub fn room(config: &Config, prepared: &Prepared, records: &mut Records, reporte
     let Config { gates: set, model, train, .. } = config;
     let tokens = |step: &Step| step.batches.iter().map(|b| b.tokens(&corpus.train).0).max();
     let largest = steps.iter().filter_map(tokens).max().unwrap_or(0);
-    let memory = gates::least_memory(spec, model.weights, lora, text, train, largest);
+    let planned = Model {
+        text,
+        lora,
+        train,
+        base_bytes: spec.parameters() * model.weights.size_bytes(),
+        process_bytes: 0,
+        threads: rayon::current_num_threads(),
+    };
+    let memory = gates::planned_memory(&planned, largest);
     let gate = || gates::free_memory(&memory, free_memory_bytes(&model.device));
     let warning = settle(records, "free_memory", set.free_memory, gate)?;
     warning.iter().for_each(|text| reporter.warn(text));

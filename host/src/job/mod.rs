@@ -33,7 +33,7 @@ use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::{Until, utc_now};
 use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command};
 use crate::run::manifest::{self, MicroBatches, OrderManifest};
-use crate::run::provenance::{BestEvaluation, EligibilityRecord, Outcome, Overridden, Provenance, Status};
+use crate::run::provenance::{BestEvaluation, EligibilityRecord, GateRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
 use crate::train::gates::Records;
@@ -44,6 +44,7 @@ use finish::Exports;
 use policies::Policies;
 use prepare::Prepared;
 use serde_json::json;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -52,6 +53,9 @@ use window::Window;
 
 /// The key of a changed checkpoint scheduler among [`changes`](crate::run::changes::changes).
 pub const SCHEDULER: &str = "plugin/checkpoint_scheduler";
+
+/// Where provenance has what the gate `not_finite` said of held-out losses, beside what it said of steps.
+const HELD_OUT_GATE: &str = "not_finite_held_out";
 
 /// Runs a configuration in a new run folder: `run_dir`, or the next free one under `run.root`. This process ends before `until`.
 ///
@@ -312,11 +316,27 @@ impl Session<'_> {
         provenance.write(self.folder)
     }
 
+    /// Trains, evaluates and exports, and notes in provenance what the gates said, however it ends.
     fn train(
         &self,
         prepared: &mut Prepared,
         engine: &Engine,
         from: Progress,
+        provenance: &mut Provenance,
+        reporter: &mut Reporter,
+    ) -> Result<Outcome> {
+        let held_out_gate = RefCell::default();
+        let trained = self.train_and_export(prepared, engine, from, &held_out_gate, provenance, reporter);
+        provenance.gates.extend(held_out_gate.into_inner().map(|record| (HELD_OUT_GATE.into(), record)));
+        trained
+    }
+
+    fn train_and_export(
+        &self,
+        prepared: &mut Prepared,
+        engine: &Engine,
+        from: Progress,
+        held_out_gate: &RefCell<Option<GateRecord>>,
         provenance: &mut Provenance,
         reporter: &mut Reporter,
     ) -> Result<Outcome> {
@@ -330,6 +350,7 @@ impl Session<'_> {
             roots: &corpus.roots,
             records: &held_out,
             initial: given.as_ref().map(|given| &given.adapter),
+            gate: held_out_gate,
             stop: self.stop,
         };
         let first = from.step;

@@ -118,3 +118,48 @@ impl Target {
         retention::apply(&self.checkpoints, &self.keep, newest, best)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{LoraConfig, TrainConfig};
+    use crate::model::config::TextConfig;
+    use crate::model::fixtures::fixture;
+    use crate::model::lora::LoraPlan;
+    use crate::model::spec::ModelSpec;
+    use crate::run::folder::TIMING;
+    use burn::tensor::Device;
+    use serde_json::json;
+    use std::fs;
+    use std::process::Command;
+
+    fn snapshot(metrics: &StepLog) -> Snapshot {
+        let text = TextConfig::read(&fixture("golden/model")).unwrap();
+        let plan = LoraPlan::new(&LoraConfig::default(), &ModelSpec::new(&text, "model.")).unwrap();
+        let adapter = Adapter::init(plan, 1, &Device::flex());
+        let optimizer = AdamW::new(&TrainConfig::default(), &adapter);
+        let position = Position { epoch: 0, step_in_epoch: 1 };
+        Snapshot { step: 1, position, adapter, optimizer, memory: None, metrics_bytes: metrics.bytes() }
+    }
+
+    #[test]
+    fn training_goes_on_while_a_checkpoint_is_written() {
+        let root = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(root.path(), "demo").unwrap();
+        let path = run.file(METRICS);
+        let (mut metrics, timing) = (StepLog::create(&path).unwrap(), StepLog::create(&run.file(TIMING)).unwrap());
+        metrics.append(&json!({"step": 1})).unwrap();
+        // A pipe in the place of what goes into the checkpoint: whoever reads it waits for somebody to write.
+        let line = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let mut saver = Saver::new(&run, "config", CheckpointConfig::default());
+        saver.start(snapshot(&metrics), &metrics, &timing).unwrap();
+        saver.check().unwrap();
+        let saved = checkpoint::folder_of_step(&run.file(CHECKPOINTS), 1);
+        assert!(!saved.exists(), "it waits, and the training does not");
+        fs::write(&path, &line).unwrap();
+        saver.finish().unwrap();
+        assert_eq!(checkpoint::read(&saved).unwrap().files[METRICS], line);
+    }
+}

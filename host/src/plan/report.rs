@@ -7,6 +7,7 @@ use super::steps::{Schedule, Speed, Steps};
 use crate::config::{Config, WeightDtype};
 use crate::corpus::{Corpus, TruncationReport};
 use crate::model::spec::{ModelSpec, Slot, Towers};
+use crate::run::retention::kept_at_once;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -288,13 +289,7 @@ impl Report {
         let adapter_bytes = model.lora.parameters() * size_of::<f32>();
         let checkpoint_bytes = CHECKPOINT_VALUES * adapter_bytes;
         let stays = |schedule: &Schedule| {
-            let (saved, keep) = (&schedule.checkpoints, &config.checkpoint);
-            let Some(last) = keep.keep_last else { return saved.len() };
-            // One more is being written when an old one goes, and the best may be any.
-            let newest = saved.len().saturating_sub(last as usize + 1);
-            let every = |step: &&u64| keep.keep_every.is_some_and(|every| step.is_multiple_of(every));
-            let best = usize::from(keep.keep_best && config.eval.every_steps.is_some() && newest > 0);
-            saved.len() - newest + saved[..newest].iter().filter(every).count() + best
+            kept_at_once(&schedule.checkpoints, &config.checkpoint, config.eval.every_steps.is_some())
         };
         let disk = Disk {
             source: Source::Computed,

@@ -5,6 +5,7 @@ use super::changes::{Change, fingerprint, said};
 use super::machine::Machine;
 use super::provenance::Provenance;
 use crate::config::{PLUGIN_KINDS, holds_path};
+use crate::hash::FileHash;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -29,7 +30,8 @@ pub fn differences(a: &Provenance, b: &Provenance) -> Vec<Difference> {
     let keys: BTreeSet<&String> = of_a.keys().chain(of_b.keys()).collect();
     let differs = keys.into_iter().filter(|key| of_a.get(*key) != of_b.get(*key));
     let change = |key: &String| Change { key: key.clone(), was: of_a.get(key).cloned(), is: of_b.get(key).cloned() };
-    let all: Vec<Change> = differs.map(change).chain(sources_apart(a, b)).chain(another_base(a, b)).collect();
+    let all: Vec<Change> =
+        differs.map(change).chain(sources_apart(a, b)).chain(another_base(a, b)).chain(files_apart(a, b)).collect();
     let named: BTreeSet<&str> = all.iter().map(|change| change.key.as_str()).collect();
     let root = |key: &str| {
         let mut root = key.to_string();
@@ -80,7 +82,7 @@ fn named(follows: &[Change]) -> String {
 /// What was asked for and what it was computed with. A plugin is known by its bytes, a file by its hash.
 fn asked_and_used(run: &Provenance) -> BTreeMap<String, String> {
     let mut out = fingerprint(run);
-    out.remove("name");
+    out.retain(|key, _| key != "name" && !key.starts_with("corpus["));
     let named_by_hash = |key: &str| {
         let plugin = key.strip_prefix("plugins.").is_some_and(|kind| PLUGIN_KINDS.contains(&kind));
         holds_path(key) || plugin || key == "name"
@@ -130,7 +132,9 @@ fn cause(key: &str, named: &BTreeSet<&str>, a: &Provenance, b: &Provenance) -> O
         "tokenizer" => first_named(&["model.base"]),
         "template" if of_base(a) && of_base(b) => first_named(&["model.base"]),
         _ if key.starts_with("base/") => first_named(&["model.base"]),
-        _ if key.starts_with("corpus[") => sources_apart(a, b).into_iter().next().map(|source| source.key),
+        _ if key.starts_with("corpus") && key != "corpus-manifest" => {
+            sources_apart(a, b).into_iter().next().map(|source| source.key)
+        }
         _ if key.starts_with("data.sources[") => {
             source_apart(key, a, b).filter(|source| *source != key).map(String::from)
         }
@@ -140,7 +144,7 @@ fn cause(key: &str, named: &BTreeSet<&str>, a: &Provenance, b: &Provenance) -> O
 
 /// Whether a run's chat template is the one beside its tokenizer.
 fn of_base(run: &Provenance) -> bool {
-    let folder = |file: &Option<crate::hash::FileHash>| Some(file.as_ref()?.path.parent()?.to_path_buf());
+    let folder = |file: &Option<FileHash>| Some(file.as_ref()?.path.parent()?.to_path_buf());
     run.inputs.template.is_none() || folder(&run.inputs.template) == folder(&run.inputs.tokenizer)
 }
 
@@ -160,6 +164,48 @@ fn sources(run: &Provenance) -> BTreeMap<&str, &str> {
         Some((source, entry.value.as_deref()?))
     });
     paths.collect()
+}
+
+/// The files of the corpus that one run alone read: in pairs where each read as many that the other did not. Another order of the
+/// same files is one difference.
+fn files_apart(a: &Provenance, b: &Provenance) -> Vec<Change> {
+    let hashes = |run: &Provenance| run.inputs.corpus.iter().map(|file| file.sha256.clone()).collect::<Vec<_>>();
+    let names = |run: &Provenance| run.inputs.corpus.iter().map(file_name).collect::<Vec<_>>().join(", ");
+    let (of_a, of_b) = (alone(a, b), alone(b, a));
+    if of_a.is_empty() && of_b.is_empty() {
+        let reordered = hashes(a) != hashes(b);
+        let order = || Change { key: "corpus order".into(), was: Some(names(a)), is: Some(names(b)) };
+        return reordered.then(order).into_iter().collect();
+    }
+    if of_a.len() == of_b.len() {
+        let pair = |((i, was), (_, is)): ((usize, &FileHash), (usize, &FileHash))| Change {
+            key: format!("corpus[{i}]"),
+            was: Some(was.sha256.clone()),
+            is: Some(is.sha256.clone()),
+        };
+        return of_a.into_iter().zip(of_b).map(pair).collect();
+    }
+    let key = |file: &FileHash| format!("corpus {}", file_name(file));
+    let of_a = of_a.into_iter().map(|(_, f)| Change { key: key(f), was: Some(f.sha256.clone()), is: None });
+    of_a.chain(of_b.into_iter().map(|(_, f)| Change { key: key(f), was: None, is: Some(f.sha256.clone()) })).collect()
+}
+
+/// The files of a run's corpus, with their places, of which `other` read no copy.
+fn alone<'a>(run: &'a Provenance, other: &Provenance) -> Vec<(usize, &'a FileHash)> {
+    let mut copies = BTreeMap::<&str, usize>::new();
+    other.inputs.corpus.iter().for_each(|file| *copies.entry(&file.sha256).or_default() += 1);
+    let mut is_alone = |file: &FileHash| match copies.get_mut(file.sha256.as_str()) {
+        Some(left) if *left > 0 => {
+            *left -= 1;
+            false
+        }
+        _ => true,
+    };
+    run.inputs.corpus.iter().enumerate().filter(|(_, file)| is_alone(file)).collect()
+}
+
+fn file_name(file: &FileHash) -> String {
+    file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The element of `data.sources` that a key is of, where one run alone has it.
@@ -241,7 +287,7 @@ mod tests {
             }
             p.inputs.corpus.push(p.inputs.corpus[0].clone());
         };
-        let edits: [(&str, Edit); 14] = [
+        let edits: [(&str, Edit); 16] = [
             ("model.weights: \"f32\" | \"bf16\"; with it 1 resolved kernels (flex | cpu-bf16-avx512-bf16)\n", bf16),
             ("environment TUNEHOST_ISA: absent | portable; with it 1 resolved kernels (flex | portable)\n", portable),
             ("plugin/checkpoint_scheduler: absent | plateau 0.1.0 ", scheduler),
@@ -250,7 +296,13 @@ mod tests {
             ("base/config.json: ", |p| p.inputs.base.get_mut("config.json").unwrap().sha256 = "0".repeat(64)),
             ("plugin/sampler: shuffled 0.1.0", sampler),
             ("device: ", machine),
-            ("data.sources[1]: absent | b.jsonl; with it corpus[1], data.sources[1].root (absent | \"b\")", source),
+            ("data.sources[1]: absent | b.jsonl; with it ", source),
+            ("corpus[0]: ", |p| p.inputs.corpus[0].sha256 = "0".repeat(64)),
+            // One more in a folder of them, before the others.
+            ("corpus new.jsonl: absent | 0000", |p| {
+                let new = FileHash { path: "new.jsonl".into(), sha256: "0".repeat(64), ..p.inputs.corpus[0].clone() };
+                p.inputs.corpus.insert(0, new);
+            }),
             ("gates.single_root: \"stop\" | \"warn\"\n", |p| {
                 p.config.get_mut("gates.single_root").unwrap().value = Some("\"warn\"".into());
             }),

@@ -53,6 +53,7 @@ pub struct HeldOutMetrics {
     /// Optimiser steps done.
     pub step: u64,
     /// Mean loss per trained token of all records, in nats.
+    #[serde(deserialize_with = "nan_from_null")]
     pub loss: f64,
     /// Its standard error over bootstrap resamples of the records; none where there is one record only.
     pub standard_error: Option<f64>,
@@ -70,6 +71,7 @@ pub struct RootMetrics {
     /// Tokens that the loss is a mean of.
     pub trained_tokens: u64,
     /// Mean loss per trained token, in nats.
+    #[serde(deserialize_with = "nan_from_null")]
     pub loss: f64,
     /// As [`HeldOutMetrics::standard_error`].
     pub standard_error: Option<f64>,
@@ -196,7 +198,7 @@ pub fn read(path: &Path) -> Result<Vec<Metric>> {
 }
 
 /// JSON has no number that is not finite: one is written as null.
-fn nan_from_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+pub(crate) fn nan_from_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 

@@ -11,6 +11,7 @@ use super::changes::{self, Change};
 use super::clock::utc_now;
 use super::folder::{PROVENANCE, RunFolder};
 use super::machine::Machine;
+use super::metrics::nan_from_null;
 use crate::config::{Action, Entry, Origin, Resolved, WeightDtype, entries};
 use crate::device;
 use crate::error::{Error, Result};
@@ -304,8 +305,10 @@ pub enum Status {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldOut {
     /// Before training.
+    #[serde(deserialize_with = "nan_from_null")]
     pub before: f64,
     /// After the last step.
+    #[serde(deserialize_with = "nan_from_null")]
     pub after: f64,
     /// Standard error of the difference, paired by record; none where there is one record only.
     pub standard_error: Option<f64>,

@@ -16,6 +16,16 @@ use std::path::Path;
 
 const EXPIRED: &str = ".expired";
 
+/// The most checkpoints that are there at once in a run that saves after the steps `saved`: one more is being written when an old
+/// one goes, and the best may be any.
+pub fn kept_at_once(saved: &[u64], keep: &CheckpointConfig, evaluates: bool) -> usize {
+    let Some(last) = keep.keep_last else { return saved.len() };
+    let older = saved.len().saturating_sub(last as usize + 1);
+    let every = |step: &&u64| keep.keep_every.is_some_and(|every| step.is_multiple_of(every));
+    let best = usize::from(keep.keep_best && evaluates && older > 0);
+    saved.len() - older + saved[..older].iter().filter(every).count() + best
+}
+
 /// Removes the checkpoints up to step `newest`, which is whole, that `keep` does not ask for; `best` is the step of the best one.
 ///
 /// # Errors
@@ -137,6 +147,22 @@ mod tests {
             apply(folder.path(), &keep, 12, best).unwrap();
             assert_eq!(left(&folder), stay, "{keep:?}");
         }
+    }
+
+    #[test]
+    fn the_most_that_are_there_at_once_are_counted() {
+        let saved: Vec<u64> = (1..=10).collect();
+        for (keep, evaluates, most) in [
+            (CheckpointConfig::default(), true, 10),
+            (keep(2, None), false, 3),
+            (keep(2, None), true, 4),
+            (keep(2, Some(3)), true, 6),
+            (CheckpointConfig { keep_best: false, ..keep(2, Some(3)) }, true, 5),
+            (keep(20, Some(3)), true, 10),
+        ] {
+            assert_eq!(kept_at_once(&saved, &keep, evaluates), most, "{keep:?}");
+        }
+        assert_eq!(kept_at_once(&[7], &keep(1, None), true), 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::corpus::Record;
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::model::rng::SplitMix64;
-use crate::run::metrics::{HeldOutMetrics, RootMetrics};
+use crate::run::metrics::{HeldOutMetrics, RootMetrics, nan_from_null};
 use serde::{Deserialize, Serialize};
 
 /// Tokens evaluated at once; a record longer than this is a batch of its own.
@@ -20,28 +20,26 @@ pub struct RecordLoss {
     /// Index into the corpus's roots.
     pub root: u32,
     /// Sum of the losses of its trained tokens, in nats.
+    #[serde(deserialize_with = "nan_from_null")]
     pub loss_sum: f64,
     /// Trained tokens.
     pub tokens: usize,
 }
 
-/// Losses of `records` in their order. A record's loss does not depend on the records evaluated beside it. `progress` is told
-/// the records done; `stop` ends early with `None`.
-///
-/// # Errors
-/// `model::not_finite`, naming the record.
+/// Losses of `records` in their order, also those that are no number ([`finite`]). A record's loss does not depend on the records
+/// evaluated beside it. `progress` is told the records done; `stop` ends early with `None`.
 pub fn evaluate(
     engine: &Engine,
     adapter: Option<&Adapter>,
     records: &[&Record],
     progress: &mut dyn FnMut(usize),
     stop: &dyn Fn() -> bool,
-) -> Result<Option<Vec<RecordLoss>>> {
+) -> Option<Vec<RecordLoss>> {
     let mut out = Vec::with_capacity(records.len());
     let mut rest = records;
     while !rest.is_empty() {
         if stop() {
-            return Ok(None);
+            return None;
         }
         let mut tokens = 0;
         let fits = rest.iter().take_while(|r| {
@@ -56,12 +54,6 @@ pub fn evaluate(
         for record in now {
             let span = start..start + record.tokens.len();
             start = span.end;
-            if losses[span.clone()].iter().any(|l| !l.is_finite()) {
-                let message = format!("the loss of record {} is not finite", record.id);
-                return Err(Error::new("model::not_finite", message)
-                    .expected("finite losses")
-                    .help("the base or the adapter holds values that are not finite, or its files are damaged"));
-            }
             out.push(RecordLoss {
                 id: record.id.to_string(),
                 root: record.root,
@@ -71,7 +63,21 @@ pub fn evaluate(
         }
         progress(out.len());
     }
-    Ok(Some(out))
+    Some(out)
+}
+
+/// # Errors
+/// `model::not_finite`, naming the first record whose loss is no finite number and how many there are.
+pub fn finite(losses: &[RecordLoss]) -> Result<()> {
+    let mut broken = losses.iter().filter(|loss| !loss.loss_sum.is_finite());
+    let Some(first) = broken.next() else { return Ok(()) };
+    let more = match broken.count() {
+        0 => String::new(),
+        more => format!(", nor is that of {more} others"),
+    };
+    Err(Error::new("model::not_finite", format!("the loss of record {} is not finite{more}", first.id))
+        .expected("finite losses")
+        .help("the base or the adapter holds values that are not finite, or its files are damaged"))
 }
 
 /// Change of one root's held-out loss.
@@ -178,7 +184,7 @@ impl Best {
         if evaluation.step == 0 {
             return false;
         }
-        let better = self.found.is_none_or(|(_, lowest)| evaluation.loss < lowest);
+        let better = evaluation.loss.is_finite() && self.found.is_none_or(|(_, lowest)| evaluation.loss < lowest);
         if better {
             self.found = Some((evaluation.step, evaluation.loss));
         }

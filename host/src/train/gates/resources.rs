@@ -1,10 +1,10 @@
 //! Gates on what a run takes and what it is computed with, before its base is read.
 
-use crate::config::{Quantize, TrainConfig, WeightDtype};
+use crate::config::{Quantize, WeightDtype};
 use crate::error::{Error, Result};
-use crate::model::config::TextConfig;
 use crate::model::lora::{LoraPlan, group};
 use crate::model::spec::ModelSpec;
+use crate::plan::memory::{Model, Shape};
 use crate::report::bytes;
 use crate::run::provenance::Implementation;
 use std::collections::BTreeMap;
@@ -12,37 +12,40 @@ use std::collections::BTreeMap;
 /// Bytes by what they are for.
 pub type Bytes = Vec<(&'static str, u64)>;
 
-/// f32 values that AdamW keeps for a trained parameter: itself, its gradient and two moments.
-const VALUES_A_PARAMETER: usize = 4;
 /// f32 values of a trained parameter in a checkpoint: itself and two moments.
 const VALUES_SAVED_A_PARAMETER: usize = 3;
 const F32_BYTES: usize = 4;
 
-/// What a run takes of the device's memory at the least, as `largest_batch` tokens are computed at once: the base, the
-/// adapters with what AdamW keeps, the input of each layer, and a chunk of the loss head. What a layer computes comes on top.
-pub fn least_memory(
-    spec: &ModelSpec,
-    weights: WeightDtype,
-    lora: &LoraPlan,
-    text: &TextConfig,
-    train: &TrainConfig,
-    largest_batch: usize,
-) -> Bytes {
-    let inputs = text.layers.len() * largest_batch * text.hidden_size * F32_BYTES;
-    let loss_chunk = train.loss_chunk_rows.min(largest_batch) * text.vocab_size * F32_BYTES;
-    vec![
-        ("base", (spec.parameters() * weights.size_bytes()) as u64),
-        ("adapters", (lora.parameters() * VALUES_A_PARAMETER * F32_BYTES) as u64),
-        ("layer inputs", inputs as u64),
-        ("loss chunk", loss_chunk as u64),
-    ]
+/// What a run takes of the device's memory as `tunehost plan` computes it for a micro-batch of `largest_batch` tokens, without the
+/// slack that is assumed there, and without what this process holds already.
+pub fn planned_memory(model: &Model, largest_batch: usize) -> Bytes {
+    let memory = model.memory(Shape { micro_batch: 1, seq_len_tokens: largest_batch });
+    let mut parts = vec![
+        ("base", memory.base_bytes),
+        ("adapters, gradients and moments", memory.adapters_gradients_adamw_bytes),
+        ("a checkpoint being written", memory.checkpoint_snapshot_bytes),
+        ("layer inputs", memory.layer_inputs_bytes),
+        ("what layers keep", memory.kept_bytes),
+    ];
+    let other = memory.slack_bytes + memory.process_bytes + parts.iter().map(|(_, bytes)| bytes).sum::<usize>();
+    parts.push(("a layer's backward pass or the loss head", memory.peak_bytes - other));
+    parts.into_iter().map(|(part, bytes)| (part, bytes as u64)).collect()
 }
 
-/// What a run writes at the least: one checkpoint, and the exports that are asked for; `base_bytes` is the base on disk.
-pub fn least_disk(lora: &LoraPlan, adapter: bool, merged: bool, base_bytes: u64) -> Bytes {
+/// What a run writes at the least: `checkpoints` more at once, its logs, and the exports that are asked for; `base_bytes` is the
+/// base on disk.
+pub fn least_disk(
+    lora: &LoraPlan,
+    checkpoints: usize,
+    logs_bytes: u64,
+    adapter: bool,
+    merged: bool,
+    base_bytes: u64,
+) -> Bytes {
     let parameters = (lora.parameters() * F32_BYTES) as u64;
     vec![
-        ("a checkpoint", parameters * VALUES_SAVED_A_PARAMETER as u64),
+        ("checkpoints", checkpoints as u64 * parameters * VALUES_SAVED_A_PARAMETER as u64),
+        ("logs", logs_bytes),
         ("adapter", if adapter { parameters } else { 0 }),
         ("merged model", if merged { base_bytes } else { 0 }),
     ]
@@ -146,7 +149,8 @@ pub fn quantised(quantize: Option<Quantize>, spec: &ModelSpec, weights: WeightDt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LoraConfig;
+    use crate::config::{LoraConfig, TrainConfig};
+    use crate::model::config::TextConfig;
     use crate::model::fixtures::large_model_headers;
 
     /// The text configuration and the tensors of the 26B-A4B model, from its headers.
@@ -183,9 +187,20 @@ mod tests {
         let (text, spec) = large();
         let lora = LoraConfig { rank: 64, ..LoraConfig::default() };
         let lora = LoraPlan::new(&lora, &spec).unwrap();
-        let least = least_memory(&spec, WeightDtype::Bf16, &lora, &text, &TrainConfig::default(), 16_384);
+        let model = Model {
+            text: &text,
+            lora: &lora,
+            train: &TrainConfig::default(),
+            base_bytes: 2 * spec.parameters(),
+            process_bytes: 7 << 30,
+            threads: 2,
+        };
+        let least = planned_memory(&model, 16_384);
         let total: u64 = least.iter().map(|(_, n)| n).sum();
-        assert!(total > 47 << 30 && total < 60 << 30, "{least:?}");
+        // As `plan` has it, but for its slack and what is held already.
+        let memory = model.memory(Shape { micro_batch: 1, seq_len_tokens: 16_384 });
+        assert_eq!(total as usize + memory.slack_bytes + (7 << 30), memory.peak_bytes);
+        assert!(total > 47 << 30 && total < 80 << 30, "{least:?}");
         let error = free_memory(&least, Some(40 << 30)).unwrap_err();
         assert_eq!(error.code(), "gate::free_memory");
         assert!(
@@ -195,11 +210,14 @@ mod tests {
         assert!(free_memory(&least, Some(total)).unwrap().starts_with("takes"));
         assert!(free_memory(&least, None).unwrap().ends_with("free memory is not known"));
 
-        let disk = least_disk(&lora, true, true, 48 << 30);
+        let disk = least_disk(&lora, 1, 0, true, true, 48 << 30);
         let error = free_disk(&disk, Some(10 << 30)).unwrap_err();
         assert_eq!(error.code(), "gate::free_disk");
         assert!(error.message().contains("merged model 48.0 GiB"), "{error}");
-        free_disk(&least_disk(&lora, true, false, 48 << 30), Some(10 << 30)).unwrap();
+        free_disk(&least_disk(&lora, 1, 0, true, false, 48 << 30), Some(10 << 30)).unwrap();
+        // Of 851 MiB each.
+        let error = free_disk(&least_disk(&lora, 20, 3 << 20, true, false, 0), Some(10 << 30)).unwrap_err();
+        assert!(error.message().contains("checkpoints 16.6 GiB, logs 3.0 MiB, adapter"), "{error}");
     }
 
     #[test]
