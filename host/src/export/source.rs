@@ -1,7 +1,6 @@
 //! What is exported: the tune of a run, or an adapter, with its base and the records to judge by.
 
 use super::proof::OnDisk;
-use crate::config;
 use crate::corpus::{self, Corpus, EncodeOptions, Encoder, Record};
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
@@ -13,8 +12,9 @@ use crate::model::peft;
 use crate::model::spec::ModelSpec;
 use crate::plugins::{CorpusFilter, Kind, PluginRef};
 use crate::report::Reporter;
+use crate::run::changes::configuration;
 use crate::run::checkpoint::newest_whole;
-use crate::run::folder::{CHECKPOINTS, CONFIG, EXPORT, PROVENANCE};
+use crate::run::folder::{CHECKPOINTS, EXPORT, PROVENANCE};
 use crate::run::provenance::Provenance;
 use crate::train::state::ADAPTER_FILE;
 use burn::tensor::Device;
@@ -81,7 +81,7 @@ impl Tune {
 
     fn of_run(run: &Path, wanted: &Wanted, device: &Device, reporter: &Reporter) -> Result<Self> {
         let provenance = Provenance::read(run)?;
-        let resolved = config::load(&run.join(CONFIG), &[], &[])?;
+        let (resolved, _) = configuration(run, &provenance, &[])?;
         let base = wanted.base.unwrap_or(&resolved.config.model.base);
         refuse_other_base(&provenance, base)?;
         if let Some(recorded) = &provenance.inputs.tokenizer {

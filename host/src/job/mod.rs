@@ -28,7 +28,7 @@ use crate::model::adapter::Adapter;
 use crate::model::lora::LoraPlan;
 use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
-use crate::run::changes::{accepted_sets, refuse_changes};
+use crate::run::changes::{configuration, refuse_changes};
 use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::{Until, utc_now};
 use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command};
@@ -136,20 +136,18 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     let started = Instant::now();
     let stop = StopRequest::install()?;
     let folder = RunFolder::open(dir)?;
-    let (written, Otherwise { sets, allow, until }) = (folder.file(CONFIG), *otherwise);
-    let mut resolved = config::load(&written, sets, &[])?;
+    let Otherwise { sets, allow, until } = *otherwise;
     // Before anything can fail: what a process that was killed left open is closed, also where this one is refused.
-    let window = Window::new(&resolved.config.window, &folder);
+    let window = Window::new(&config::load(&folder.file(CONFIG), sets, &[])?.config.window, &folder);
     if window.is_open() {
         reporter.warn(
             "the process before this one was killed in its window: window.close runs when this one ends, however it does",
         );
     }
     let mut provenance = Provenance::read(folder.path())?;
-    let accepted = accepted_sets(&provenance, &config::load(&written, &[], &[])?.config, sets);
+    let (resolved, accepted) = configuration(folder.path(), &provenance, sets)?;
     if !accepted.is_empty() {
         reporter.line(format!("as allowed  {}: an earlier resume of this run let it change", accepted.join(", ")));
-        resolved = config::load(&written, &[&accepted, sets].concat(), &[])?;
     }
     let config = &resolved.config;
     let finished = provenance.finished().is_some();

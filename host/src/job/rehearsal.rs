@@ -31,7 +31,7 @@ impl<'a> Rehearsal<'a> {
         let mut reporter = Reporter::new(Mode::Quiet);
         let lease = super::gates::take_device(config, &mut Records::new(), &reporter)?;
         let manifest = super::manifest(config)?;
-        let mut policies = Policies::load(&config.plugins)?;
+        let mut policies = Policies::load(&config.plugins, None)?;
         eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, None, None)?;
         let prepared = Prepared::new(config, manifest.map(|m| m.file), policies, &mut reporter)?;
         Ok(Self { config, prepared, _lease: lease })

@@ -1,13 +1,15 @@
 //! What must be as it was for a run to go on: a resumed run ends with the bytes of one that never stopped, or is
 //! refused.
 
+use super::folder::CONFIG;
 use super::provenance::{ConfigValue, Provenance};
-use crate::config::{Config, Entry, PLUGIN_KINDS, entries, holds_path};
+use crate::config::{self, Config, Entry, PLUGIN_KINDS, Resolved, entries, holds_path};
 use crate::error::{Error, Result};
 use crate::hash::{FileHash, sha256};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 
 /// One thing that is not as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,10 +64,21 @@ fn accepted(stored: &Provenance) -> BTreeMap<String, String> {
     out
 }
 
+/// The configuration with which the run in the folder `run` goes on: that of its file, with what resumes let change and `sets` over
+/// it. Beside it, what resumes let change.
+///
+/// # Errors
+/// Those of [`config::load`].
+pub fn configuration(run: &Path, stored: &Provenance, sets: &[String]) -> Result<(Resolved, Vec<String>)> {
+    let file = run.join(CONFIG);
+    let accepted = accepted_sets(stored, &config::load(&file, &[], &[])?.config, sets);
+    Ok((config::load(&file, &[&accepted[..], sets].concat(), &[])?, accepted))
+}
+
 /// The configuration keys that resumes let change, as `KEY=VALUE` with the value last accepted: a run goes on with it. Left out is
 /// a key that one of `sets` gives, and one for which the run's file, `written`, no longer has what the run started with: somebody
 /// changed it there, and that is compared.
-pub fn accepted_sets(stored: &Provenance, written: &Config, sets: &[String]) -> Vec<String> {
+fn accepted_sets(stored: &Provenance, written: &Config, sets: &[String]) -> Vec<String> {
     let of = |entry: &Entry| said(&ConfigValue { value: entry.text(), origin: String::new() });
     let written: BTreeMap<String, Option<String>> =
         entries(written).into_iter().map(|entry| (entry.key.clone(), of(&entry))).collect();
