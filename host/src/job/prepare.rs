@@ -132,7 +132,9 @@ impl Prepared {
             ))
         ));
         if corpus.train.is_empty() {
-            return Err(Error::new("corpus::nothing_to_train", "no record is left to train on"));
+            return Err(Error::new("corpus::nothing_to_train", "no record is left to train on")
+                .expected("at least one record that is neither held out nor left out")
+                .help("the lines above say where they went: look at data.held_out, data.max_seq_len and the corpus filter"));
         }
         let (steps, dropped) = planned_steps(config, &corpus, &mut policies.sampler)?;
         for (epoch, ids) in &dropped {

@@ -39,7 +39,8 @@ pub fn recompute(run: &Path, steps: u64) -> Result<Vec<Check>> {
         return Err(Error::new(
             "run::changed",
             format!("a resume let a change pass, so that no other run is alike: {change}"),
-        ));
+        )
+        .help("`--hashes-only` verifies what can be verified of it"));
     }
     let resolved = config::load(&run.join(CONFIG), &[], &[])?;
     let config = &resolved.config;

@@ -26,7 +26,7 @@ pub enum Existing {
 pub fn write(path: &Path, bytes: &[u8], existing: Existing) -> Result<()> {
     if existing == Existing::Refuse && taken(path) {
         let message = format!("{} exists already and is not overwritten", path.display());
-        return Err(Error::new("run::exists", message));
+        return Err(Error::new("run::exists", message).help("move it away, or name another place"));
     }
     let (beside, mut file) = make_beside(path, |beside| File::create_new(beside))?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&beside, path));

@@ -276,6 +276,7 @@ fn load(folder: &Path, name: &str) -> Result<Vec<u8>> {
 
 fn broken(folder: &Path, name: &str, what: &str) -> Error {
     Error::new("run::checkpoint_broken", format!("{}: {what}", folder.join(name).display()))
+        .help("a resume goes on from the newest one that is whole; restore this one from a copy to go on from it")
 }
 
 #[cfg(test)]

@@ -109,7 +109,9 @@ impl RunFolder {
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join(PROVENANCE).is_file() {
             let message = format!("{} is no run folder that can be resumed", path.display());
-            let error = Error::new("run::not_a_run", message).expected(format!("a folder with {PROVENANCE} in it"));
+            let error = Error::new("run::not_a_run", message)
+                .expected(format!("a folder with {PROVENANCE} in it"))
+                .help("`tunehost runs list FOLDER` shows the runs in a folder");
             return Err(match path.join(LOCK).is_file() {
                 true => error.help(format!(
                     "a run was killed in it before it began: tunehost run CONFIG --run-dir {}",
@@ -140,7 +142,9 @@ fn refuse_unless_empty(path: &Path, killed: bool) -> Result<()> {
         let left = || BEFORE_PROVENANCE.iter().any(|own| *own == name) || half_written();
         if !(killed && left()) {
             let message = format!("{} is not empty: it holds {}", path.display(), name.display());
-            let error = Error::new("run::folder_not_empty", message).expected("a new or an empty folder");
+            let error = Error::new("run::folder_not_empty", message)
+                .expected("a new or an empty folder")
+                .help("nothing in it is ever overwritten: name another");
             let resumable = path.join(PROVENANCE).is_file();
             return Err(if resumable {
                 error.help(format!("to go on with the run in it: {}", resume_command(path)))

@@ -56,7 +56,8 @@ pub fn from_files(
                 "run::bad_checkpoint",
                 format!("{} has no fitting {name}", origin.join(OPTIMIZER_FILE).display()),
             )
-            .expected(format!("shape {:?}", like.dims()))),
+            .expected(format!("shape {:?}", like.dims()))
+            .help("resume from an earlier checkpoint")),
         }
     };
     let mut optimizer = AdamW::new(config, &adapter);
