@@ -121,7 +121,8 @@ fn too_little_memory_after_it_stops_the_run_before_the_base_is_loaded() {
     fs::write(&case.config, text).unwrap();
     let long = |i: usize| format!("{{\"text\": \"{}\"}}\n", format!("word {i} ").repeat(12_000));
     fs::write(case.folder.path().join("records.jsonl"), (0..9).map(long).collect::<String>()).unwrap();
-    let out = output(&[&words(&case.start())[..], &["--set", "lora.rank=65536"]].concat());
+    let out =
+        output(&[&words(&case.start())[..], &["--set", "lora.rank=65536", "--set", "gates.free_disk=off"]].concat());
     let (said, lines) = (String::from_utf8_lossy(&out.stderr), String::from_utf8_lossy(&out.stdout));
     assert_eq!(out.status.code(), Some(7), "{said}");
     assert!(said.contains("error[gate::free_memory]: ") && said.contains("gates.free_memory=warn"), "{said}");
@@ -155,10 +156,16 @@ fn a_window_whose_log_cannot_be_written_is_closed() {
 #[test]
 fn a_signal_and_an_error_close_the_window_too() {
     let case = Case::new(r#"[["sh", "-c", "NOTE open-0; sleep 2"]]"#, CLOSE);
-    let child = tunehost(&words(&case.start())).stdout(Stdio::null()).spawn().unwrap();
+    let child = tunehost(&words(&case.start())).stdout(Stdio::piped()).spawn().unwrap();
     wait_for(&case.folder.path().join("notes"));
+    // Meanwhile the run is that process's alone.
+    let said = fails(&["resume", case.run().to_str().unwrap()], 6);
+    assert!(said.contains("run::locked") && said.contains(&format!("with pid {}", child.id())), "{said}");
     send("-TERM", &child);
-    assert!(child.wait_with_output().unwrap().status.success());
+    let out = child.wait_with_output().unwrap();
+    let lines = String::from_utf8_lossy(&out.stdout);
+    let go_on = format!("saved; to go on: tunehost resume {}\n", case.run().display());
+    assert!(out.status.success() && lines.contains(&go_on), "{lines}");
     assert_eq!(case.notes(), ["open-0", "close-0"]);
     assert_eq!(provenance(&case.run())["outcome"]["status"], "stopped");
     assert!(!case.run().join("metrics.jsonl").exists(), "nothing was loaded for a run that was asked to stop");

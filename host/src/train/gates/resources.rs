@@ -200,7 +200,7 @@ mod tests {
         // As `plan` has it, but for its slack and what is held already.
         let memory = model.memory(Shape { micro_batch: 1, seq_len_tokens: 16_384 });
         assert_eq!(total as usize + memory.slack_bytes + (7 << 30), memory.peak_bytes);
-        assert!(total > 47 << 30 && total < 80 << 30, "{least:?}");
+        assert!(total > 47 << 30 && total < 128 << 30, "{least:?}");
         let error = free_memory(&least, Some(40 << 30)).unwrap_err();
         assert_eq!(error.code(), "gate::free_memory");
         assert!(
