@@ -113,7 +113,7 @@ pub fn bench(
     let policies = &mut prepared.policies;
     let what = format!("plugin {}: {} records planned", policies.sampler.identity().name, group(lengths.len()));
     bench.measure(what, None, || policies.sampler.plan(&request).map(drop))?;
-    let what = format!("plugin {}: asked after a step", policies.scheduler.identity().name);
+    let what = format!("plugin {}: asked after a step", policies.scheduling.run.identity().name);
     let mut step = 0;
     bench.measure(what, None, || {
         step += 1;
@@ -121,7 +121,7 @@ pub fn bench(
         let (since_last_save_ms, last_save_cost_ms) = (1000, 0);
         let step = step as u64;
         let info = StepInfo { step, total_steps, wall_clock_ms, since_last_save_ms, last_save_cost_ms, loss: 1.0 };
-        policies.scheduler.after_step(&info).map(drop)
+        policies.scheduling.run.after_step(&info).map(drop)
     })?;
     Ok(Report {
         source: Source::Measured,

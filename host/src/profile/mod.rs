@@ -103,7 +103,7 @@ pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Resu
             || -> Result<StepMetrics> {
                 let metrics = trainer.step(number as u64, step, &mut gates)?;
                 let _phase = trace::scope(phase::PLUGINS);
-                policies.scheduler.after_step(&StepInfo {
+                policies.scheduling.run.after_step(&StepInfo {
                     step: metrics.step,
                     total_steps: trainer.total_steps.max(metrics.step),
                     wall_clock_ms: unix_ms_now(),
