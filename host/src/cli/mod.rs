@@ -112,8 +112,8 @@ struct RunArgs {
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
     /// End before this time, saved and ready to be resumed: the next 06:30 of this machine's clock, or date, time and offset
-    /// (2026-12-01T06:30:00+01:00). The plugin `window` ends it, beside the run's own checkpoint scheduler; the run's configuration
-    /// stays as it is.
+    /// (2026-12-01T06:30:00+01:00). The plugin `window` ends it a minute ahead or more, beside the run's own checkpoint scheduler;
+    /// the run's configuration stays as it is.
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Device: cpu, or wgpu in a build with that feature; short for --set model.device=NAME.

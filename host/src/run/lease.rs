@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Folder of the locks; without it, [`SHARED_DIR`].
 pub const RUNTIME_DIR: &str = "TUNEHOST_RUNTIME_DIR";
 /// The folder of the locks of all users of the machine, in which nobody can remove another's.
-const SHARED_DIR: &str = "/tmp/tunehost";
+const SHARED_DIR: &str = "/tmp/tunehost-locks";
 
 /// A device that other runs of this machine are kept off until it is dropped, or the process ends.
 #[derive(Debug)]
