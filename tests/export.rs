@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{fails, ok, output, root, tunehost};
+use common::{fails, ok, output, root, send, tunehost};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 /// A short run whose tune can be measured.
 fn tuned(dir: &Path) -> PathBuf {
@@ -129,6 +130,7 @@ fn what_is_written_holds_what_was_tuned() {
         assert!(error.contains(code) && error.contains(sha256) && error.contains("help: "), "{error}");
     }
     fs::write(run.join("provenance.json"), provenance).unwrap();
+    without_its_corpus(&run, dir.path(), records.to_str().unwrap());
     let error = fails(&export(&run, &at("merged"), &[]), 10);
     assert!(error.contains("export::exists"), "{error}");
     let error = fails(&export(&run, &at("wide"), &[&quantize[..], &["scheme=w4a16"]].concat()), 5);
@@ -137,6 +139,25 @@ fn what_is_written_holds_what_was_tuned() {
     // Nothing of what failed stays.
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().starts_with('.')), "{left:?}");
+}
+
+/// A run whose corpus lies elsewhere now is judged on other records; its scales are plain, or searched on records that are named.
+fn without_its_corpus(run: &Path, dir: &Path, records: &str) {
+    let config = fs::read_to_string(run.join("config.resolved.toml")).unwrap();
+    fs::write(run.join("config.resolved.toml"), config.replace("smalltalk.jsonl", "gone.jsonl")).unwrap();
+    let error = fails(&export(run, &dir.join("gone"), &[]), 8);
+    assert!(error.contains("gone.jsonl") && error.contains("--data FILE"), "{error}");
+    let fp8 = ["--exporter", "merge-then-quantize", "--data", records];
+    let said =
+        output(&[&["export", run.to_str().unwrap(), "--out", dir.join("plain").to_str().unwrap()], &fp8[..]].concat());
+    let (stdout, stderr) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success() && stderr.contains("gone.jsonl") && stderr.contains("is not compared"), "{stderr}");
+    assert!(stdout.contains("scales      plain for all 185 modules: there are no training records"), "{stdout}");
+    let scales = json(&dir.join("plain/export.json"))["scales"].clone();
+    assert_eq!(scales, serde_json::json!({"records": 0, "modules": 0, "of": 185, "error": null, "plain_error": null}));
+    let report = exports(run, &dir.join("searched"), &[&fp8[..], &["--training-data", records]].concat());
+    assert_eq!((&report["scales"]["records"], &report["run"]), (&16.into(), &Value::from("run")));
+    fs::write(run.join("config.resolved.toml"), config).unwrap();
 }
 
 fn refuses_what_an_adapter_lacks(adapter: &Path, dir: &Path) {
@@ -148,17 +169,19 @@ fn refuses_what_an_adapter_lacks(adapter: &Path, dir: &Path) {
     };
     fs::write(&data, (0..8).map(says).collect::<Vec<_>>().join("\n")).unwrap();
     let judged = ["--data", data.to_str().unwrap(), "--template", "base"];
-    let refused = |tune: &Path, more: &[&str], exit: i32, code: &str| {
+    let refused = |tune: &Path, more: &[&str], exit: i32, parts: &[&str]| {
         let out = dir.join("refused");
         let error = fails(&export(tune, &out, more), exit);
-        assert!(error.contains(code), "{error}");
-        assert!(!out.exists() || code == "export::equal_to_base");
+        assert!(parts.iter().all(|part| error.contains(part)) && error.contains("help: "), "{parts:?} in\n{error}");
+        assert!(!out.exists() || parts == ["export::equal_to_base"]);
     };
-    refused(adapter, &[], 10, "export::no_records");
+    refused(adapter, &[], 10, &["export::no_records", "--data"]);
     let base = root().join("tests/fixtures/tiny-base");
     let other = root().join("tests/fixtures/golden/adapter_final");
-    refused(&other, &[&judged[..], &["--base", base.to_str().unwrap()]].concat(), 4, "model::adapter");
-    refused(dir, &judged, 10, "export::not_a_tune");
+    let on_base = [&judged[..], &["--base", base.to_str().unwrap()]].concat();
+    refused(&other, &on_base, 4, &["model::adapter_config", "another base"]);
+    refused(dir, &judged, 10, &["export::not_a_tune", "name a run folder"]);
+    refused(adapter, &["--base", "nowhere", "--data", "x"], 8, &["nowhere/config.json", "--base DIR"]);
     let changed = |name: &str, edit: &dyn Fn(&mut Value), spoil: &dyn Fn(&mut Vec<u8>)| {
         let copy = dir.join(name);
         fs::create_dir(&copy).unwrap();
@@ -170,26 +193,95 @@ fn refuses_what_an_adapter_lacks(adapter: &Path, dir: &Path) {
         fs::write(copy.join("adapter_model.safetensors"), bytes).unwrap();
         copy
     };
-    for (field, value, code) in [
-        ("use_dora", Value::from(true), "use_dora"),
-        ("modules_to_save", serde_json::json!(["lm_head"]), "modules_to_save"),
-        ("r", Value::from(8), "model::adapter_tensor"),
-        ("target_modules", serde_json::json!(["lm_head"]), "target_modules"),
-    ] {
+    let settings = [
+        ("use_dora", Value::from(true), ["not", "DoRA", "merge_and_unload"]),
+        ("modules_to_save", serde_json::json!(["lm_head"]), ["modules_to_save", "nothing else", "merge_and_unload"]),
+        ("r", Value::from(8), ["model::adapter_tensor", "has shape", "the rank of its settings"]),
+        (
+            "target_modules",
+            serde_json::json!(["q_proj", "lm_head"]),
+            ["target_modules", "lm_head", "tied to the embedding"],
+        ),
+        ("base_model_name_or_path", Value::from(""), ["does not name the base", "model::adapter_config", "--base DIR"]),
+    ];
+    for (field, value, parts) in settings {
         let copy = changed(field, &|config| config[field] = value.clone(), &|_| {});
-        refused(&copy, &judged, 4, code);
+        refused(&copy, &judged, 4, &parts);
     }
+    let cut = changed("cut", &|_| {}, &|bytes| bytes.truncate(1000));
+    refused(&cut, &judged, 4, &["model::bad_safetensors", "cut short"]);
+    fs::write(cut.join("adapter_config.json"), "{").unwrap();
+    refused(
+        &cut,
+        &on_base,
+        4,
+        &["model::adapter_config", "adapter_config.json: EOF", "a JSON object", "copy it again"],
+    );
+    let alone = changed("alone", &|_| {}, &|_| {});
+    fs::remove_file(alone.join("adapter_model.safetensors")).unwrap();
+    refused(&alone, &judged, 8, &["adapter_model.safetensors", "safe_serialization"]);
     let after_header = |bytes: &[u8]| 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     let nan = changed("nan", &|_| {}, &|bytes| {
         let start = after_header(bytes);
         bytes[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     });
-    refused(&nan, &judged, 4, "model::adapter_tensor");
+    refused(&nan, &judged, 4, &["model::adapter_tensor", "holds NaN", "train again"]);
     let inert = changed("inert", &|_| {}, &|bytes| {
         let start = after_header(bytes);
         bytes[start..].fill(0);
     });
-    refused(&inert, &judged, 10, "export::equal_to_base");
+    refused(&inert, &judged, 10, &["export::equal_to_base"]);
+}
+
+#[test]
+fn advice_is_of_the_flags_that_were_typed() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let exports =
+        |more: &[&str], code: i32| fails(&export(Path::new(TUNE), &out, &[&JUDGED[4..], more].concat()), code);
+    let on_base = &JUDGED[..2];
+    let quantize = [on_base, &["--template", "base", "--exporter", "merge-then-quantize"]].concat();
+    for (more, code, parts) in [
+        (&["--base", "nowhere"][..], 4, &["model::not_found", "--base DIR"][..]),
+        (on_base, 3, &["corpus::no_template", "--template FILE"]),
+        (&[&quantize[..], &["--set", "scheme=int3"]].concat(), 5, &["config_refused", "settings (--set KEY=VALUE)"]),
+        (&[&quantize[..], &["--set", "scheme=w4a16"]].concat(), 5, &["plan refused", "its settings (--set KEY=VALUE)"]),
+    ] {
+        let error = exports(more, code);
+        let configuration = ["model.base", "data.template", "plugins.config"].iter().any(|key| error.contains(key));
+        assert!(parts.iter().all(|part| error.contains(part)) && !configuration, "{parts:?} in\n{error}");
+    }
+    let said = fails(&["score", "nowhere", "--data", "x"], 4);
+    assert!(said.contains("model::not_found") && said.contains("layout: MODEL"), "{said}");
+    let said = fails(&["score", "tests/fixtures/tiny-base", JUDGED[4], JUDGED[5]], 3);
+    assert!(said.contains("corpus::no_template") && said.contains("--template FILE"), "{said}");
+}
+
+#[test]
+fn a_signal_ends_an_export_and_leaves_nothing() {
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out");
+        let args = export(Path::new(TUNE), &out, &JUDGED);
+        let child = tunehost(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let written = || {
+            fs::read_dir(dir.path())
+                .unwrap()
+                .any(|folder| fs::read_dir(folder.unwrap().path()).unwrap().next().is_some())
+        };
+        while !written() {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        send(signal, &child);
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(
+            ended.status.code() == Some(code) && said.starts_with("stopped by a signal"),
+            "{signal}: {:?} {said}",
+            ended.status
+        );
+        assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "{signal}");
+    }
 }
 
 #[test]

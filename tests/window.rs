@@ -3,10 +3,10 @@
 mod common;
 
 use common::short::{assert_same, config, contents, provenance};
-use common::{fails, ok, output, tunehost};
+use common::{fails, ok, output, send, tunehost};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// A run whose commands write down their names.
@@ -48,10 +48,6 @@ impl Case {
 
 fn words(args: &[String]) -> Vec<&str> {
     args.iter().map(String::as_str).collect()
-}
-
-fn send(signal: &str, child: &Child) {
-    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
 fn wait_for(path: &Path) {
@@ -192,10 +188,10 @@ fn a_second_interrupt_closes_the_window_before_it_ends_the_process() {
         let child = tunehost(&words(&case.start())).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for(&begun);
         let interrupted = Instant::now();
-        send("-INT", &child);
+        send("INT", &child);
         // Two that are pending together are one.
         std::thread::sleep(Duration::from_millis(500));
-        send("-INT", &child);
+        send("INT", &child);
         let out = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.code(), Some(130), "{said}");

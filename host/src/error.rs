@@ -66,6 +66,12 @@ impl Error {
         self
     }
 
+    /// What the reader can do now, in place of what was said before: the caller knows better.
+    pub fn help_instead(mut self, help: impl Into<String>) -> Self {
+        self.help = None;
+        self.help(help)
+    }
+
     /// The error underneath.
     pub fn source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());

@@ -5,7 +5,7 @@ pub mod large;
 pub mod short;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 /// The repository.
 pub fn root() -> PathBuf {
@@ -42,6 +42,11 @@ pub fn fails(args: &[&str], code: i32) -> String {
     assert_eq!(out.status.code(), Some(code), "tunehost {args:?}\n{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     stderr
+}
+
+/// Sends a signal, such as `INT`.
+pub fn send(signal: &str, child: &Child) {
+    assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());
 }
 
 /// Runs `command` and wants success; the most memory that it had, MiB, as Linux counted it shortly before its end.

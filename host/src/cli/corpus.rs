@@ -1,5 +1,6 @@
 //! `tunehost corpus`.
 
+use super::advice::by_flags;
 use super::{BatchesArgs, InspectArgs, StatsArgs, print};
 use crate::config::{self, Config, Overlong, SourceConfig};
 use crate::corpus::inspect::{self, Marking};
@@ -43,9 +44,11 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
                 Error::new("usage::no_model", format!("{} is a file of records", args.target.display()))
                     .help("name the model whose tokenizer encodes them: --model DIR")
             })?;
-            let vocab_size = TextConfig::read(model)?.vocab_size;
-            let source = SourceConfig::new(&args.target, "");
-            (Encoder::open(model, Some(&args.template), vocab_size, EncodeOptions::default())?, vec![source])
+            let encoder = TextConfig::read(model).and_then(|config| {
+                Encoder::open(model, Some(&args.template), config.vocab_size, EncodeOptions::default())
+            });
+            let encoder = encoder.map_err(|e| by_flags(e, "--model DIR"))?;
+            (encoder, vec![SourceConfig::new(&args.target, "")])
         }
     };
     let mut records = Vec::new();

@@ -21,7 +21,7 @@ pub struct ExportArgs {
     /// One setting of that plugin: --set scheme=nvfp4a16. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// The folder to write; it must not exist.
+    /// The folder to write; it must not exist, or be empty.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// The base that was tuned, where it is not the one that the run or the adapter names.
@@ -30,10 +30,12 @@ pub struct ExportArgs {
     /// Records to judge by, which nothing was trained on; of a run without it, its held-out records. May be repeated.
     #[arg(long, value_name = "FILE")]
     data: Vec<PathBuf>,
-    /// For an adapter: records to search the scales of a quantised export on, which may be trained ones. May be repeated.
+    /// Records to search the scales of a quantised export on, which may be trained ones; of a run without it, those that it trained
+    /// on. May be repeated.
     #[arg(long, value_name = "FILE")]
     training_data: Vec<PathBuf>,
-    /// Chat template for `messages` in those files: a file, or the word `base` for the one in the model folder.
+    /// Chat template for `messages` in those files, and of a run the one that was trained with, where it lies elsewhere now: a file,
+    /// or the word `base` for the one in the model folder.
     #[arg(long, value_name = "PATH")]
     template: Option<String>,
     /// The export fails under this part of the gain: (base - export) / (base - tuned).
@@ -59,8 +61,9 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         return Err(Error::new("usage::invalid_value", message).expected("0 to 1"));
     }
     let pending = PendingFolder::new(&args.out)?;
+    pending.remove_on_signal()?;
     let settings = parse_settings(&args.sets)?;
-    let plugin = PluginRef::resolve(Kind::Exporter, &args.exporter, &args.search_path)?;
+    let plugin = PluginRef::resolve(Kind::Exporter, &args.exporter, &args.search_path)?.set_by("--set KEY=VALUE");
     let mut exporter = Exporter::load(&plugin, Some(&settings))?;
     let device = device::open(&args.device)?;
     let wanted = Wanted {

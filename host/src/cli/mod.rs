@@ -1,5 +1,6 @@
 //! The command line: each flag is documented where it is defined.
 
+mod advice;
 mod bench;
 mod cache;
 mod config;
@@ -468,9 +469,9 @@ pub fn execute(cli: Cli) -> Result<()> {
         Command::Profile(args) => profile::profile(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Resume(args) => run::resume(&args),
-        Command::Generate(args) => generate::generate(&args),
-        Command::Score(args) => score::score(&args),
-        Command::Export(args) => export::export(&args),
+        Command::Generate(args) => generate::generate(&args).map_err(|e| advice::by_flags(e, "MODEL")),
+        Command::Score(args) => score::score(&args).map_err(|e| advice::by_flags(e, "MODEL")),
+        Command::Export(args) => export::export(&args).map_err(|e| advice::by_flags(e, "--base DIR")),
         Command::Plugins(command) => match command {
             PluginsCommand::List { config, search_path, json } => plugins::list(config.as_deref(), search_path, json),
             PluginsCommand::Show(plugin) => plugins::show(&plugin),

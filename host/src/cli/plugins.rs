@@ -62,7 +62,7 @@ fn plugin(args: &PluginArgs) -> Result<PluginRef> {
     let given = config::parse_limits(&args.limits)?;
     let plugin = PluginRef::resolve_any(&args.plugin, &args.search_path)?;
     let limits = Limits { wasi: args.wasi, ..plugin.limits().clone().with(&given) };
-    Ok(plugin.within(limits))
+    Ok(plugin.within(limits).set_by("--config JSON"))
 }
 
 fn settings(config: Option<&str>) -> Result<Option<Value>> {

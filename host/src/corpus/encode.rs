@@ -108,7 +108,7 @@ impl Encoder {
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::new("corpus::no_tokenizer", format!("{} has no tokenizer.json", self.base))
-                .help("without it a corpus can only have `input_ids`")
+                .help("put the tokenizer.json there that was published with the model; without it records can only be `input_ids`")
         })
     }
 
@@ -288,7 +288,7 @@ impl Encoder {
 
     fn require_chat(&self) -> Result<&ChatRenderer> {
         self.chat.as_ref().ok_or_else(|| {
-            Error::new("corpus::no_template", "the corpus has `messages` and the run names no chat template")
+            Error::new("corpus::no_template", "the records have `messages`, and no chat template is named")
                 .help("set `data.template` to a template file, or to \"base\" for the one the base ships")
         })
     }

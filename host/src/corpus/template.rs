@@ -73,7 +73,7 @@ impl ChatTemplate {
         let (origin, source) = if choice == "base" {
             shipped.clone().ok_or_else(|| {
                 Error::new("corpus::no_template", format!("{} ships no chat template", base.display()))
-                    .help("name a template file in `data.template`")
+                    .help("set `data.template` to a template file")
             })?
         } else {
             let path = Path::new(choice);

@@ -7,14 +7,19 @@ use super::{gguf, vocabulary};
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
-use crate::model::gguf::Value;
+use crate::model::gguf::{ALIGNMENT, Value};
 use crate::model::lora::LoraPlan;
 use crate::model::spec::ModelSpec;
-use crate::plugins::{BaseTensor, ExportPlan, PlannedTensor, Scheme, Source, Tuned};
+use crate::plugins::{BaseTensor, ExportPlan, PlannedTensor, Scheme, Source, TensorFile, Tuned};
 use safetensors::View;
 use std::collections::HashMap;
 
 const CONFIG: &str = "config.json";
+
+/// A disk gives a file whole blocks.
+const BLOCK_BYTES: usize = 4096;
+/// Most that the report takes, beside the notes of the plan.
+const REPORT_BYTES: usize = 64 << 10;
 
 /// What an exporter is told of `adapter` on the base of shape `spec` in `checkpoint`. The base's path is absolute, so that
 /// an adapter finds its base whatever the current folder, and a resumed run writes the same bytes.
@@ -129,14 +134,17 @@ pub fn carry_out(
         tensors.extend(quantized.iter().flat_map(QuantizedWeight::tensors));
         files.push((file, tensors));
     }
-    // Nothing of a tensor is made before it is written, but its size is known.
-    folder
-        .check_space(files.iter().flat_map(|(_, tensors)| tensors).map(|(_, tensor)| tensor.data_len() as u64).sum())?;
+    let heads = files.iter().map(|(file, tensors)| match file.is_gguf() {
+        true => Ok(Some(gguf::head_of(gguf_metadata(plan, checkpoint)?, tensors))),
+        false => Ok(None),
+    });
+    let heads: Vec<Option<Vec<u8>>> = heads.collect::<Result<_>>()?;
+    folder.check_space(needed_bytes(plan, checkpoint, &files, &heads))?;
     choose(&quantized.iter().flatten().collect::<Vec<_>>())?;
-    for (file, tensors) in files {
-        match file.is_gguf() {
-            true => gguf::write(folder, &file.name, gguf_metadata(plan, checkpoint)?, &tensors)?,
-            false => folder.write_tensors(&file.name, tensors)?,
+    for ((file, tensors), head) in files.into_iter().zip(heads) {
+        match head {
+            Some(head) => gguf::write(folder, &file.name, &head, &tensors)?,
+            None => folder.write_tensors(&file.name, tensors)?,
         }
     }
     for (name, text) in &plan.texts {
@@ -146,6 +154,34 @@ pub fn carry_out(
         folder.copy(checkpoint.dir(), name)?;
     }
     Ok(())
+}
+
+/// What all files of the export take on a disk, at most: nothing of a tensor is made before it is written, but its size is known.
+fn needed_bytes(
+    plan: &ExportPlan,
+    checkpoint: &Checkpoint,
+    files: &[(&TensorFile, Vec<(String, ExportTensor)>)],
+    heads: &[Option<Vec<u8>>],
+) -> u64 {
+    let of_tensors = files.iter().zip(heads).map(|((_, tensors), head)| {
+        let sizes = tensors.iter().map(|(_, tensor)| tensor.data_len().next_multiple_of(ALIGNMENT));
+        let head = head.as_ref().map_or_else(|| tensors.iter().map(listed_bytes).sum(), Vec::len);
+        head + sizes.sum::<usize>()
+    });
+    let texts = plan.texts.iter().map(|(_, text)| text.len());
+    let copies = plan
+        .copied_files
+        .iter()
+        .map(|name| std::fs::metadata(checkpoint.dir().join(name)).map_or(0, |found| found.len() as usize));
+    let report = REPORT_BYTES + plan.notes.iter().map(String::len).sum::<usize>();
+    let sizes = of_tensors.chain(texts).chain(copies).chain([report]);
+    sizes.map(|bytes| bytes.next_multiple_of(BLOCK_BYTES) as u64).sum()
+}
+
+/// Most bytes that a tensor takes in the header of a safetensors file: its name, two offsets, dtype, shape and the words between.
+fn listed_bytes((name, tensor): &(String, ExportTensor)) -> usize {
+    const NUMBER: usize = 21;
+    64 + name.len() + NUMBER * (2 + tensor.shape().len())
 }
 
 /// What the plan says, and of the vocabulary what it leaves unsaid.

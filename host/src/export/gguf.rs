@@ -11,23 +11,23 @@ use std::io::{BufWriter, Write};
 /// Bytes that are gathered before they are written.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes `tensors` with `metadata` to the file `name` of `folder`. Keys are sorted, so that the same model gives the same bytes.
-///
-/// # Errors
-/// Class `io`.
-pub fn write(
-    folder: &PendingFolder,
-    name: &str,
-    mut metadata: Vec<(String, Value)>,
-    tensors: &[(String, ExportTensor)],
-) -> Result<()> {
-    let path = folder.temporary().join(name);
+/// What a file of `tensors` with `metadata` begins with. Keys are sorted, so that the same model gives the same bytes.
+pub fn head_of(mut metadata: Vec<(String, Value)>, tensors: &[(String, ExportTensor)]) -> Vec<u8> {
     metadata.sort_by(|a, b| a.0.cmp(&b.0));
     let listed: Vec<_> =
         tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape().to_vec(), tensor.stored_as())).collect();
+    head(&metadata, &listed)
+}
+
+/// Writes `tensors` behind their `head` to the file `name` of `folder`.
+///
+/// # Errors
+/// Class `io`.
+pub fn write(folder: &PendingFolder, name: &str, head: &[u8], tensors: &[(String, ExportTensor)]) -> Result<()> {
+    let path = folder.temporary().join(name);
     let write = || {
         let mut out = BufWriter::with_capacity(BUFFER_BYTES, File::create_new(&path)?);
-        out.write_all(&head(&metadata, &listed))?;
+        out.write_all(head)?;
         for (_, tensor) in tensors {
             tensor.write_to(&mut out)?;
             let bytes = tensor.data_len();

@@ -114,14 +114,10 @@ impl Proof {
         vec![
             format!("judged      {records} held-out records, {tokens} trained tokens; losses in nats a token"),
             format!("  base                {base:.4}"),
-            format!("  base + adapter      {tuned:.4}  (gain {:.4}, s.e. {error})", base - tuned),
+            format!("  base + adapter      {tuned:.4}  (gain {}, s.e. {error})", rounded(base - tuned, 4)),
             format!("  export              {export:.4}  (KL to base + adapter {kl:.5})"),
-            format!("  retained gain       {}", self.retained()),
+            format!("  retained gain       {}", self.retained_gain.map_or("n/a".into(), |part| percent(part, 1))),
         ]
-    }
-
-    fn retained(&self) -> String {
-        self.retained_gain.map_or("n/a".into(), |part| format!("{:.1}%", 100.0 * part))
     }
 
     /// An error where the export in `out` does not hold what was tuned.
@@ -133,9 +129,10 @@ impl Proof {
         let error = match self.verdict {
             Verdict::Passed => return Ok(()),
             Verdict::Failed => {
-                Error::new("export::gain_lost", format!("{out} retains {} of what was tuned", self.retained()))
-                    .expected(format!("at least {:.1}%", 100.0 * min_retained_gain))
-                    .help("use a scheme with more bits, or merge-bf16; --min-retained-gain sets what is enough")
+                let (retained, least) = apart(self.retained_gain.unwrap_or(0.0), min_retained_gain);
+                Error::new("export::gain_lost", format!("{out} retains {retained} of what was tuned"))
+                    .expected(format!("at least {least}"))
+                    .help("use a format with more bits; --min-retained-gain sets what is enough")
             }
             Verdict::NoMeasurableGain => Error::new("export::no_measurable_gain", format!("{out}: no measurable gain"))
                 .expected("a loss of base + adapter that is lower than the base's by more than two standard errors")
@@ -147,5 +144,39 @@ impl Proof {
             }
         };
         Err(error.help(format!("{REPORT} says so too")))
+    }
+}
+
+/// `value` with `decimals` digits, and without the sign of what they show as zero.
+fn rounded(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    match text.strip_prefix('-') {
+        Some(digits) if digits.bytes().all(|c| matches!(c, b'0' | b'.')) => digits.into(),
+        _ => text,
+    }
+}
+
+fn percent(part: f64, decimals: usize) -> String {
+    rounded(100.0 * part, decimals) + "%"
+}
+
+/// Two parts in percent, with as many digits as it takes to tell them apart.
+fn apart(a: f64, b: f64) -> (String, String) {
+    let shown = |decimals| (percent(a, decimals), percent(b, decimals));
+    (1..8).map(shown).find(|(a, b)| a != b).unwrap_or_else(|| shown(8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_shown_apart_and_zero_has_no_sign() {
+        assert_eq!(apart(0.99997, 1.0), ("99.997%".into(), "100.000%".into()));
+        assert_eq!(apart(0.5, 0.8), ("50.0%".into(), "80.0%".into()));
+        assert_eq!(
+            ["0.0000", "-0.0001", "-1.5"],
+            [rounded(-0.00004, 4), rounded(-0.00006, 4), rounded(-1.5, 1)].each_ref().map(String::as_str)
+        );
     }
 }

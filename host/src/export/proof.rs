@@ -247,7 +247,8 @@ fn verdict([base, tuned, export]: &[Vec<RecordLoss>; 3], tokens: usize, kl_sum: 
         base: base_loss,
         tuned: tuned_loss,
         export: export_loss,
-        kl: kl_sum / tokens as f64,
+        // Rounding can leave a tiny negative number of what is zero.
+        kl: kl_sum.max(0.0) / tokens as f64,
         standard_error,
         retained_gain,
         verdict,

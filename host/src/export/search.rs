@@ -16,7 +16,8 @@ use std::collections::HashMap;
 use std::fmt;
 use tunehost_kernels::glu::geglu;
 
-/// What the search gained: squared errors of the outputs of all modules, in parts of the squared outputs.
+/// What the search gained: squared errors of the outputs of all modules, in parts of the squared outputs. Where there was nothing
+/// to search on, there are none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SearchReport {
     /// Records looked at.
@@ -26,14 +27,22 @@ pub struct SearchReport {
     /// All quantised modules.
     pub of: usize,
     /// With the chosen scales.
-    pub error: f64,
+    pub error: Option<f64>,
     /// With plain ones.
-    pub plain_error: f64,
+    pub plain_error: Option<f64>,
 }
 
 impl fmt::Display for SearchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { records, modules, of, error, plain_error } = self;
+        let (Some(error), Some(plain_error)) = (error, plain_error) else {
+            let why = if *records == 0 {
+                "there are no training records to search on"
+            } else {
+                "no training record reaches one"
+            };
+            return write!(f, "plain for all {of} modules: {why}; --training-data FILE names some");
+        };
         write!(
             f,
             "searched for {modules} of {of} modules on {records} training records: relative squared error of their outputs \
@@ -51,7 +60,7 @@ enum Place {
     Down(usize),
 }
 
-/// Chooses the scales of `weights` on the training records of `tune`; `None` where it has none, or nothing is quantised.
+/// Chooses the scales of `weights` on the training records of `tune`; `None` where nothing is quantised.
 /// `progress` is told the layers done.
 ///
 /// # Errors
@@ -62,8 +71,11 @@ pub fn search_scales(
     weights: &[&QuantizedWeight],
     progress: &mut dyn FnMut(usize),
 ) -> Result<Option<SearchReport>> {
-    if weights.is_empty() || tune.training.is_empty() {
+    if weights.is_empty() {
         return Ok(None);
+    }
+    if tune.training.is_empty() {
+        return Ok(Some(SearchReport { records: 0, modules: 0, of: weights.len(), error: None, plain_error: None }));
     }
     let mut by_layer: HashMap<usize, Vec<(Place, &QuantizedWeight)>> = HashMap::new();
     for &weight in weights {
@@ -103,7 +115,7 @@ pub fn search_scales(
         done += 1;
         progress(done);
     })?;
-    let part = |sum: f64| if energy > 0.0 { sum / energy } else { 0.0 };
+    let part = |sum: f64| (energy > 0.0).then(|| sum / energy);
     let (error, plain_error) = (part(error), part(plain_error));
     Ok(Some(SearchReport { records: batches.len(), modules, of: weights.len(), error, plain_error }))
 }

@@ -1,6 +1,7 @@
 //! What is exported: the tune of a run, or an adapter, with its base and the records to judge by.
 
 use super::proof::OnDisk;
+use crate::config::{Config, DataConfig};
 use crate::corpus::{self, Corpus, EncodeOptions, Encoder, Record};
 use crate::error::{Error, Result};
 use crate::hash::FileHash;
@@ -68,8 +69,10 @@ impl Tune {
         } else if folder.join(peft::CONFIG_FILE).exists() {
             Self::of_adapter(folder, wanted, device)
         } else {
-            Err(Error::new("export::not_a_tune", format!("{} is neither a run nor an adapter", folder.display()))
-                .expected(format!("a folder with {PROVENANCE}, or with {}", peft::CONFIG_FILE)))
+            let what = if folder.is_dir() { "is neither a run nor an adapter" } else { "is no folder" };
+            Err(Error::new("export::not_a_tune", format!("{} {what}", folder.display()))
+                .expected(format!("a folder with {PROVENANCE}, or with {}", peft::CONFIG_FILE))
+                .help("name a run folder, such as runs/NAME-001, or the folder of an adapter that PEFT saved"))
         }
     }
 
@@ -84,14 +87,6 @@ impl Tune {
         let (resolved, _) = configuration(run, &provenance, &[])?;
         let base = wanted.base.unwrap_or(&resolved.config.model.base);
         refuse_other_base(&provenance, base)?;
-        if let Some(recorded) = &provenance.inputs.tokenizer {
-            refuse_other(
-                "export::other_base",
-                recorded,
-                &FileHash::of(&base.join("tokenizer.json"))?,
-                "name the base that was tuned with --base",
-            )?;
-        }
         let config = TextConfig::read(base)?;
         let checkpoint = Checkpoint::open(base)?;
         let (spec, _) = ModelSpec::check(&config, &checkpoint.shapes())?;
@@ -109,23 +104,43 @@ impl Tune {
             let tensors = peft::read_tensors(bytes, &path.join(ADAPTER_FILE))?;
             Adapter::from_tensors(LoraPlan::new(&resolved.config.lora, &spec)?, tensors, device)?
         };
-        let plugins = &resolved.config.plugins;
-        let settings = plugins.config.get(Kind::CorpusFilter.config_key());
-        let mut filter = CorpusFilter::load(&PluginRef::configured(Kind::CorpusFilter, plugins)?, settings)?;
-        let data = &resolved.config.data;
-        let options = EncodeOptions::of(data, &resolved.config.template);
-        let mut ignore = |_, _| {};
-        let corpus = corpus::load(data, &resolved.config.template, base, config.vocab_size, &mut filter, &mut ignore)?;
-        refuse_other_corpus(&provenance, &corpus, wanted.data.is_empty())?;
-        let template = corpus.template.as_ref().map(|template| template.source.clone());
-        let records = match wanted.data {
-            [] => corpus.evaluation(resolved.config.eval.max_records_per_root).into_iter().cloned().collect(),
-            files => {
-                let template = wanted.template.or(data.template.as_deref());
-                encode(base, template, config.vocab_size, options, files)?.1
+        let mut data = resolved.config.data.clone();
+        data.template = wanted.template.map(String::from).or(data.template);
+        let options = EncodeOptions::of(&data, &resolved.config.template);
+        let encoder =
+            Encoder::open(base, data.template.as_deref(), config.vocab_size, options).map_err(|e| match e.code() {
+                "io::failed" => e.help("the template that was trained with may lie elsewhere: --template FILE"),
+                _ => e,
+            })?;
+        let mut template = encoder.template().map(|template| template.info().source.clone());
+        match (&provenance.inputs.template, encoder.template()) {
+            (Some(recorded), Some(template)) => {
+                let help = "put the template back that was trained with, or say where it is: --template FILE";
+                refuse_other("export::other_input", recorded, &template.info().file_hash(), help)?;
+            }
+            // What only judges is no part of the export.
+            _ => template = None,
+        }
+        let given = |files: &[PathBuf]| (!files.is_empty()).then(|| encode(&encoder, files)).transpose();
+        let corpus = || corpus_of(&resolved.config, &data, base, config.vocab_size, &provenance);
+        let (records, training) = match (given(wanted.data)?, given(wanted.training)?) {
+            (Some(records), Some(training)) => (records, training),
+            (Some(records), None) => {
+                let training = corpus().map(|corpus| corpus.train).unwrap_or_else(|e| {
+                    let without =
+                        "the corpus of the run is not compared with what it recorded, and no scale is searched on it";
+                    reporter.warn(format!("{}: {without}", e.message()));
+                    Vec::new()
+                });
+                (records, training)
+            }
+            (None, training) => {
+                let corpus = corpus()?;
+                let records = corpus.evaluation(resolved.config.eval.max_records_per_root).into_iter().cloned();
+                (records.collect(), training.unwrap_or(corpus.train))
             }
         };
-        let training = spread(&corpus.train, TRAINING_RECORDS);
+        let training = spread(&training, TRAINING_RECORDS);
         let run_id = Some(provenance.run_id);
         Self { checkpoint, config, spec, adapter, template, records, training, run_id }.checked()
     }
@@ -143,8 +158,9 @@ impl Tune {
         let checkpoint = Checkpoint::open(&base)?;
         let (spec, _) = ModelSpec::check(&config, &checkpoint.shapes())?;
         let adapter = peft::read(dir, &spec, device)?;
-        let encode = |files| encode(&base, wanted.template, config.vocab_size, EncodeOptions::default(), files);
-        let ((template, records), (_, training)) = (encode(wanted.data)?, encode(wanted.training)?);
+        let encoder = Encoder::open(&base, wanted.template, config.vocab_size, EncodeOptions::default())?;
+        let template = encoder.template().map(|template| template.info().source.clone());
+        let (records, training) = (encode(&encoder, wanted.data)?, encode(&encoder, wanted.training)?);
         let training = spread(&training, TRAINING_RECORDS);
         Self { checkpoint, config, spec, adapter, template, records, training, run_id: None }.checked()
     }
@@ -165,39 +181,34 @@ impl Tune {
 
 /// The files of the base must be those that the run read.
 fn refuse_other_base(provenance: &Provenance, base: &Path) -> Result<()> {
-    for (name, recorded) in &provenance.inputs.base {
-        refuse_other(
-            "export::other_base",
-            recorded,
-            &FileHash::of(&base.join(name))?,
-            "name the base that was tuned with --base",
-        )?;
+    let inputs = &provenance.inputs;
+    let files = inputs.base.iter().map(|(name, recorded)| (base.join(name), recorded));
+    let tokenizer = inputs.tokenizer.iter().map(|recorded| (base.join("tokenizer.json"), recorded));
+    for (path, recorded) in files.chain(tokenizer) {
+        let help = "name the base that was tuned: --base DIR";
+        let now = FileHash::of(&path).map_err(|e| e.help(help))?;
+        refuse_other("export::other_base", recorded, &now, help)?;
     }
     Ok(())
 }
 
-/// The template must be the one that was trained with; where the export is `judged` by what the corpus holds out, so must its files:
-/// in others the records that were trained on may be held out.
-fn refuse_other_corpus(provenance: &Provenance, corpus: &Corpus, judged: bool) -> Result<()> {
-    let inputs = &provenance.inputs;
-    if let (Some(recorded), Some(template)) = (&inputs.template, &corpus.template) {
-        refuse_other(
-            "export::other_input",
-            recorded,
-            &template.file_hash(),
-            "put the template back that was trained with",
-        )?;
+/// The corpus of a run, whose files must be those that it read: in others the records that were trained on may be held out.
+fn corpus_of(
+    config: &Config,
+    data: &DataConfig,
+    base: &Path,
+    vocab_size: usize,
+    provenance: &Provenance,
+) -> Result<Corpus> {
+    let settings = config.plugins.config.get(Kind::CorpusFilter.config_key());
+    let mut filter = CorpusFilter::load(&PluginRef::configured(Kind::CorpusFilter, &config.plugins)?, settings)?;
+    let help = "put the corpus back, or name records that nothing was trained on: --data FILE";
+    let corpus = corpus::load(data, &config.template, base, vocab_size, &mut filter, &mut |_, _| {});
+    let corpus = corpus.map_err(|e| e.help(help))?;
+    for (recorded, file) in provenance.inputs.corpus.iter().zip(&corpus.files) {
+        refuse_other("export::other_input", recorded, &file.file_hash(), help)?;
     }
-    let files = inputs.corpus.iter().zip(&corpus.files).filter(|_| judged);
-    for (recorded, file) in files {
-        refuse_other(
-            "export::other_input",
-            recorded,
-            &file.file_hash(),
-            "put the corpus back, or name records that nothing was trained on: --data FILE",
-        )?;
-    }
-    Ok(())
+    Ok(corpus)
 }
 
 fn refuse_other(code: &'static str, recorded: &FileHash, now: &FileHash, help: &str) -> Result<()> {
@@ -208,20 +219,12 @@ fn refuse_other(code: &'static str, recorded: &FileHash, now: &FileHash, help: &
     Err(Error::new(code, message).expected(format!("{}, as the run recorded", recorded.sha256)).help(help))
 }
 
-/// The text of the template, and the records of `files`.
-fn encode(
-    base: &Path,
-    template: Option<&str>,
-    vocab_size: usize,
-    options: EncodeOptions,
-    files: &[PathBuf],
-) -> Result<(Option<String>, Vec<Record>)> {
-    let encoder = Encoder::open(base, template, vocab_size, options)?;
+fn encode(encoder: &Encoder, files: &[PathBuf]) -> Result<Vec<Record>> {
     let mut records = Vec::new();
     for file in files {
-        records.extend(corpus::encode_for_scoring(&encoder, file)?);
+        records.extend(corpus::encode_for_scoring(encoder, file)?);
     }
-    Ok((encoder.template().map(|template| template.info().source.clone()), records))
+    Ok(records)
 }
 
 /// At most `count` of `records`, evenly spread.

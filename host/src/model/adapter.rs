@@ -1,6 +1,6 @@
 //! The trainable tensors of a run: one pair A `[r, in]`, B `[out, r]` (f32) for each adapted module.
 
-use super::lora::LoraPlan;
+use super::lora::{LoraPlan, never_adapted};
 use super::rng::{SplitMix64, derive_seed};
 use super::spec::{LinearModule, Slot};
 use crate::error::{Error, Result};
@@ -35,6 +35,9 @@ pub type NamedTensor = (String, [usize; 2], Vec<f32>);
 /// Shape and values of 2-D tensors, by name.
 pub type TensorMap = BTreeMap<String, ([usize; 2], Vec<f32>)>;
 
+/// What a reader asks first where an adapter does not fit.
+pub(super) const OTHER_BASE: &str = "was the adapter trained on another base?";
+
 impl Adapter {
     /// Fresh adapters: A uniform in +-1/sqrt(in) (the Kaiming initialisation that PEFT uses), B zero. Each module draws from a
     /// stream named after its path, so that adapting one module more changes no other.
@@ -57,16 +60,26 @@ impl Adapter {
         let wrong = |message: String| Error::new("model::adapter_tensor", message);
         let mut take = |name: String, shape: [usize; 2]| -> Result<Tensor<2>> {
             let (found, values) = tensors.remove(&name).ok_or_else(|| {
-                wrong(format!("the adapter has no tensor {name}")).expected(format!("{name} {shape:?}"))
+                wrong(format!("the adapter has no tensor {name}"))
+                    .expected(format!("{name} {shape:?}"))
+                    .help("its settings name a module that its tensors leave out: take both from one training")
             })?;
             if found != shape {
+                // Rows of A and columns of B are the rank.
+                let of_rank =
+                    (0..2).any(|at| found[at] != shape[at] && found[1 - at] == shape[1 - at] && shape[at] == plan.rank);
                 return Err(wrong(format!("adapter tensor {name} has shape {found:?}"))
                     .expected(format!("{shape:?}, from the base and the rank"))
-                    .help("was the adapter trained on another base?"));
+                    .help(if of_rank {
+                        "the rank of its settings (`r`) is not that of its tensors: take both from one training"
+                    } else {
+                        OTHER_BASE
+                    }));
             }
             if let Some(at) = values.iter().position(|v| !v.is_finite()) {
                 return Err(wrong(format!("adapter tensor {name} holds {} at element {at}", values[at]))
-                    .expected("finite values"));
+                    .expected("finite values")
+                    .help("the training that wrote it went astray: take an earlier checkpoint of it, or train again"));
             }
             Ok(tensor(shape, values, device))
         };
@@ -80,7 +93,7 @@ impl Adapter {
             .collect::<Result<Vec<_>>>()?;
         match tensors.keys().next() {
             Some(name) => Err(wrong(format!("adapter tensor {name} belongs to no adapted module of this base"))
-                .help("was the adapter trained on another base?")),
+                .help(never_adapted(name).unwrap_or(OTHER_BASE))),
             None => Ok(Self { plan, modules }),
         }
     }

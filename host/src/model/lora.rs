@@ -153,12 +153,20 @@ fn by_regex(pattern: &str, spec: &ModelSpec) -> Result<Vec<LinearModule>> {
 fn no_match(what: &str, text: &str) -> Error {
     let error = Error::new("config::lora_target", format!("{what} in `lora.targets` matches no module"))
         .expected(known_names());
-    if text.contains("expert") {
-        error.help("the experts are fused 3-D tensors, not linear modules; they take no adapter")
-    } else if text.contains("lm_head") || text.contains("embed_tokens") {
-        error.help("the head is tied to the embedding: an adapter on one would change the other")
+    match never_adapted(text) {
+        Some(why) => error.help(why),
+        None => error,
+    }
+}
+
+/// Why what `name` names takes no adapter in any model of the family, where that is so.
+pub fn never_adapted(name: &str) -> Option<&'static str> {
+    if name.contains("expert") {
+        Some("the experts are fused 3-D tensors, not linear modules; they take no adapter")
+    } else if name.contains("lm_head") || name.contains("embed_tokens") {
+        Some("the head is tied to the embedding: an adapter on one would change the other")
     } else {
-        error
+        None
     }
 }
 

@@ -1,9 +1,9 @@
 //! Adapter folders as PEFT writes and reads them: `adapter_config.json` and `adapter_model.safetensors`.
 
-use super::adapter::{Adapter, TensorMap};
+use super::adapter::{Adapter, OTHER_BASE, TensorMap};
 use super::checkpoint::to_f32;
-use super::lora::LoraPlan;
-use super::spec::ModelSpec;
+use super::lora::{LoraPlan, never_adapted};
+use super::spec::{ModelSpec, TIED_COPY};
 use crate::config::{LoraConfig, Targets};
 use crate::error::{Error, Result};
 use burn::tensor::Device;
@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 pub const CONFIG_FILE: &str = "adapter_config.json";
 /// File with the tensors.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+const FILES: &str = "an adapter folder holds adapter_config.json and adapter_model.safetensors; an adapter_model.bin is to be \
+                     saved again by PEFT, with safe_serialization";
 
 /// The bytes of a safetensors file with the adapter's tensors in f32 under their PEFT names.
 pub fn weights_bytes(adapter: &Adapter) -> Vec<u8> {
@@ -44,15 +47,21 @@ pub fn f32_safetensors<'a>(tensors: impl IntoIterator<Item = (&'a str, &'a [usiz
 /// `model::bad_safetensors`, naming `origin`.
 pub fn read_tensors(bytes: &[u8], origin: &Path) -> Result<TensorMap> {
     let broken = |what: String| Error::new("model::bad_safetensors", format!("{}: {what}", origin.display()));
-    let file =
-        SafeTensors::deserialize(bytes).map_err(|e| broken(e.to_string()).expected("a whole safetensors file"))?;
+    let file = SafeTensors::deserialize(bytes).map_err(|e| {
+        let cut = "it may be cut short: compare its size with the original and copy it again";
+        broken(e.to_string()).expected("a whole safetensors file").help(cut)
+    })?;
     file.iter()
         .map(|(name, view)| {
             let shape: [usize; 2] = view.shape().try_into().map_err(|_| {
-                broken(format!("tensor {name} has shape {:?}", view.shape())).expected("two dimensions")
+                broken(format!("tensor {name} has shape {:?}", view.shape()))
+                    .expected("two dimensions")
+                    .help("only the A and B of a LoRA can be in it")
             })?;
             let values = to_f32(view.data(), view.dtype()).ok_or_else(|| {
-                broken(format!("tensor {name} is stored as {:?}", view.dtype())).expected("F32, BF16 or F16")
+                broken(format!("tensor {name} is stored as {:?}", view.dtype()))
+                    .expected("F32, BF16 or F16")
+                    .help("save the adapter in one of these")
             })?;
             Ok((name.to_string(), (shape, values)))
         })
@@ -66,19 +75,29 @@ pub fn read_tensors(bytes: &[u8], origin: &Path) -> Result<TensorMap> {
 pub fn base_of(dir: &Path) -> Result<PathBuf> {
     let config = read_config(dir)?;
     let named = config["base_model_name_or_path"].as_str().unwrap_or_default();
-    match Path::new(named) {
-        base if base.is_dir() => Ok(base.into()),
-        _ => Err(Error::new("model::adapter_config", format!("{} was trained on the base {named:?}", dir.display()))
-            .expected("a model folder on this machine")
-            .help("say where the base is: --base DIR")),
+    if Path::new(named).is_dir() {
+        return Ok(named.into());
     }
+    let path = dir.join(CONFIG_FILE);
+    let message = match named {
+        "" => format!("{} does not name the base that was tuned", path.display()),
+        _ => format!("{} names the base {named:?}, which is no folder on this machine", path.display()),
+    };
+    Err(Error::new("model::adapter_config", message)
+        .expected("`base_model_name_or_path` to be the folder of a model")
+        .help("say where the base is: --base DIR"))
 }
 
 fn read_config(dir: &Path) -> Result<Value> {
     let path = dir.join(CONFIG_FILE);
-    let text = std::fs::read(&path)
-        .map_err(|e| Error::io("read", &path, e).help("an adapter folder holds adapter_config.json"))?;
-    serde_json::from_slice(&text).map_err(|e| Error::new("model::adapter_config", format!("{}: {e}", path.display())))
+    let text = std::fs::read(&path).map_err(|e| Error::io("read", &path, e).help(FILES))?;
+    let bad = |what: String| {
+        Error::new("model::adapter_config", format!("{}: {what}", path.display()))
+            .expected("a JSON object with the settings of an adapter, as PEFT writes it")
+            .help("it may be cut short or of something else: copy it again from where the adapter was saved")
+    };
+    let config: Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+    if config.is_object() { Ok(config) } else { Err(bad("it holds no JSON object".into())) }
 }
 
 /// Reads the adapter folder `dir` for a base of shape `spec`.
@@ -90,7 +109,7 @@ pub fn read(dir: &Path, spec: &ModelSpec, device: &Device) -> Result<Adapter> {
     let (path, config) = (dir.join(CONFIG_FILE), read_config(dir)?);
     let plan = LoraPlan::new(&lora_config(&config, &path, spec)?, spec)?;
     let weights = dir.join(WEIGHTS_FILE);
-    let bytes = std::fs::read(&weights).map_err(|e| Error::io("read", &weights, e))?;
+    let bytes = std::fs::read(&weights).map_err(|e| Error::io("read", &weights, e).help(FILES))?;
     Adapter::from_tensors(plan, read_tensors(&bytes, &weights)?, device)
 }
 
@@ -100,9 +119,12 @@ fn lora_config(config: &Value, path: &Path, spec: &ModelSpec) -> Result<LoraConf
             .expected(expected)
     };
     // Settings that change the arithmetic: applying such an adapter without them would be silently wrong.
+    let unsupported = |field: &str, expected: &str| {
+        bad(field, expected).help("merge such an adapter with PEFT itself (merge_and_unload), or train a plain LoRA")
+    };
     for field in ["use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out"] {
         if !matches!(config.get(field), None | Some(Value::Null | Value::Bool(false))) {
-            return Err(bad(field, "false: this host applies plain LoRA and rsLoRA"));
+            return Err(unsupported(field, "false: plain LoRA and rsLoRA are applied, and DoRA and the like are not"));
         }
     }
     for field in [
@@ -114,29 +136,49 @@ fn lora_config(config: &Value, path: &Path, spec: &ModelSpec) -> Result<LoraConf
         "layer_replication",
     ] {
         if !is_empty(&config[field]) {
-            return Err(bad(field, "empty: this host applies one rank and alpha to linear modules"));
+            return Err(unsupported(
+                field,
+                "nothing: one rank and alpha are applied to linear modules, and to nothing else",
+            ));
         }
     }
     if config["peft_type"] != "LORA" {
-        return Err(bad("peft_type", "LORA"));
+        return Err(unsupported("peft_type", "LORA"));
     }
     if !matches!(config.get("bias"), None | Some(Value::Null)) && config["bias"] != "none" {
-        return Err(bad("bias", "none"));
+        return Err(unsupported("bias", "none"));
     }
-    let rank = config["r"].as_u64().filter(|r| (1..=1 << 16).contains(r)).ok_or_else(|| bad("r", "a positive rank"))?;
-    let paths = module_paths(config, spec).map_err(|(field, expected)| bad(field, expected))?;
+    let damaged = |field: &str, expected: &str| {
+        bad(field, expected).help("copy adapter_config.json again from where the adapter was saved")
+    };
+    let rank =
+        config["r"].as_u64().filter(|r| (1..=1 << 16).contains(r)).ok_or_else(|| damaged("r", "a positive rank"))?;
+    let paths = module_paths(config, spec).map_err(|(field, expected)| damaged(field, expected))?;
+    let targets = &config["target_modules"];
+    if expression(targets).is_some_and(|targets| adapts_head(&targets, spec)) {
+        return Err(bad("target_modules", "linear modules of layers")
+            .help(never_adapted(TIED_COPY).unwrap_or_default())
+            .help("train the adapter again without them"));
+    }
     if paths.is_empty() {
-        return Err(bad("target_modules", "modules of this base").help("was the adapter trained on another base?"));
+        let why = never_adapted(&targets.to_string()).unwrap_or(OTHER_BASE);
+        return Err(bad("target_modules", "modules of this base").help(why));
     }
     let targets = Targets::Regex(paths.into_iter().map(regex::escape).collect::<Vec<_>>().join("|"));
     Ok(LoraConfig {
         rank: rank as usize,
-        alpha: config["lora_alpha"].as_f64().ok_or_else(|| bad("lora_alpha", "a number"))?,
+        alpha: config["lora_alpha"].as_f64().ok_or_else(|| damaged("lora_alpha", "a number"))?,
         rslora: config["use_rslora"].as_bool().unwrap_or(false),
         dropout: config["lora_dropout"].as_f64().unwrap_or(0.0),
         targets,
         init: None,
     })
+}
+
+/// Whether PEFT adapts the head or the embedding, one matrix in this family.
+fn adapts_head(targets: &Regex, spec: &ModelSpec) -> bool {
+    let head = TIED_COPY.trim_end_matches(".weight");
+    targets.is_match(head) || targets.is_match(&format!("{}embed_tokens", spec.prefix))
 }
 
 fn is_empty(value: &Value) -> bool {

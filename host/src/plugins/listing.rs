@@ -51,7 +51,7 @@ pub fn list(search_path: &[PathBuf]) -> (Vec<Listing>, Vec<Error>) {
         let mut paths = match std::fs::read_dir(folder) {
             Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect::<Vec<_>>(),
             Err(error) => {
-                unreadable.push(Error::io("read plugins.search_path's folder", folder, error));
+                unreadable.push(Error::io("look for plugins in", folder, error));
                 continue;
             }
         };

@@ -65,6 +65,7 @@ pub struct PluginRef {
     identity: Identity,
     imports: Vec<String>,
     limits: Limits,
+    settings_in: String,
     bytes: Cow<'static, [u8]>,
 }
 
@@ -139,12 +140,23 @@ impl PluginRef {
             sha256: crate::hash::sha256(&bytes),
             origin,
         };
-        Ok(Self { limits: Limits::of(identity.kind), imports: metadata.imports, identity, bytes })
+        let settings_in = format!("[plugins.config.{}]", identity.kind.config_key());
+        Ok(Self { limits: Limits::of(identity.kind), imports: metadata.imports, identity, settings_in, bytes })
     }
 
     /// The same plugin under other limits than those of its kind.
     pub fn within(self, limits: Limits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// The same plugin with settings from elsewhere than a configuration: how errors call that place, such as a flag.
+    pub fn set_by(self, settings_in: &str) -> Self {
+        Self { settings_in: settings_in.into(), ..self }
+    }
+
+    /// Where its settings are written.
+    pub(super) fn settings_in(&self) -> &str {
+        &self.settings_in
     }
 
     /// The limits that it will run under.
@@ -198,7 +210,7 @@ fn find(kind: Option<Kind>, name: &str, search_path: &[PathBuf]) -> Result<(Orig
     }
     // A folder that is not there would leave the name to the next one, and so to another plugin.
     for folder in search_path {
-        std::fs::read_dir(folder).map_err(|error| Error::io("read plugins.search_path's folder", folder, error))?;
+        std::fs::read_dir(folder).map_err(|error| Error::io("look for plugins in", folder, error))?;
     }
     if let Some(path) = search_path.iter().map(|folder| folder.join(format!("{name}.wasm"))).find(|path| path.is_file())
     {
@@ -207,11 +219,13 @@ fn find(kind: Option<Kind>, name: &str, search_path: &[PathBuf]) -> Result<(Orig
     if let Some(bytes) = bundled::find(name) {
         return Ok((Origin::Bundled, Cow::Borrowed(bytes)));
     }
-    let searched: Vec<String> = search_path.iter().map(|folder| folder.display().to_string()).collect();
-    let searched = if searched.is_empty() { "plugins.search_path is empty".into() } else { searched.join(", ") };
-    Err(Error::new("plugin::not_found", format!("there is no plugin {name:?}{wanted} (searched: {searched}; bundled)"))
-        .expected(format!("one of {}, or a path to a .wasm file", names_of(kind, search_path)))
-        .help("`tunehost plugins list` shows every plugin that can be named"))
+    let searched: String = search_path.iter().map(|folder| format!(" or in {}", folder.display())).collect();
+    Err(Error::new(
+        "plugin::not_found",
+        format!("there is no plugin {name:?}{wanted} among the bundled ones{searched}"),
+    )
+    .expected(format!("one of {}, or a path to a .wasm file", names_of(kind, search_path)))
+    .help("`tunehost plugins list` shows every plugin that can be named"))
 }
 
 /// The names a user could have given for this kind, or for any.

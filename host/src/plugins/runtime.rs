@@ -43,6 +43,7 @@ impl Description {
 struct Compiled {
     identity: Identity,
     limits: Limits,
+    settings_in: String,
     log: Arc<Log>,
     component: InstancePre<State>,
 }
@@ -69,7 +70,7 @@ impl Compiled {
             .and_then(|()| linker.instantiate_pre(&component))
             .map_err(|error| trap::unfit(&identity, &error))?;
         let log = Arc::new(Log::new(&identity, limits.log_lines_per_minute));
-        Ok(Self { identity, limits, log, component })
+        Ok(Self { identity, limits, settings_in: reference.settings_in().into(), log, component })
     }
 
     fn instantiate(&self) -> Result<Described> {
@@ -103,12 +104,9 @@ impl Compiled {
             .map_err(|error| self.failed_start("configure", store, &error))?;
         store.data_mut().end_of_call();
         answer.map_err(|reason| {
-            let key = self.identity.kind.config_key();
+            let (place, schema) = (&self.settings_in, compact(&description.config_schema));
             Error::new("plugin::config_refused", format!("{}: configure refused: {}", self.identity, shown(&reason)))
-                .expected(format!(
-                    "settings in [plugins.config.{key}] that fit {}",
-                    compact(&description.config_schema)
-                ))
+                .expected(format!("settings ({place}) that fit {schema}"))
                 .help(format!("it was given {config}"))
         })
     }
@@ -149,7 +147,7 @@ impl<G> Plugin<G> {
     /// Compile (or take from the cache), start and configure a plugin. `config` is a JSON object; nothing means `{}`.
     pub fn load(reference: &PluginRef, config: Option<&serde_json::Value>, functions: Lookup<G>) -> Result<Self> {
         let compiled = Compiled::new(reference)?;
-        let config = config_object(&compiled.identity, config)?;
+        let config = config_object(&compiled, config)?;
         let mut plugin = Self { compiled, config, functions, live: None };
         plugin.live = Some(plugin.start()?);
         Ok(plugin)
@@ -170,16 +168,15 @@ impl<G> Plugin<G> {
             Some(live) => live,
             None => self.start()?,
         };
-        let Compiled { identity, limits, .. } = &self.compiled;
+        let Compiled { identity, limits, settings_in, .. } = &self.compiled;
         begin(&mut store, limits.call_deadline_ms);
         let answer = call(&functions, &mut store);
         store.data_mut().end_of_call();
         let answer = answer.map_err(|error| trap::explain(identity, function, limits, false, store.data(), &error))?;
         self.live = Some((store, functions));
         answer.map_err(|reason| {
-            let key = identity.kind.config_key();
             Error::new("plugin::refused", format!("{identity}: {function} refused: {}", shown(&reason)))
-                .help(format!("change what it objects to, its settings in [plugins.config.{key}], or the plugin"))
+                .help(format!("change what it objects to, its settings ({settings_in}), or the plugin"))
         })
     }
 
@@ -193,13 +190,14 @@ impl<G> Plugin<G> {
     }
 }
 
-fn config_object(identity: &Identity, config: Option<&serde_json::Value>) -> Result<String> {
+fn config_object(compiled: &Compiled, config: Option<&serde_json::Value>) -> Result<String> {
     match config {
         None => Ok("{}".into()),
         Some(config) if config.is_object() => Ok(config.to_string()),
         Some(config) => {
+            let Compiled { identity, settings_in, .. } = compiled;
             Err(Error::new("plugin::config_refused", format!("{identity} was given {config} as its settings"))
-                .expected(format!("a table, [plugins.config.{}]", identity.kind.config_key())))
+                .expected(format!("a table of settings ({settings_in})")))
         }
     }
 }

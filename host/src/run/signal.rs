@@ -73,7 +73,7 @@ impl StopRequest {
 }
 
 /// Whether this process was started to outlive its terminal, as by `nohup`; where that is not known, it is left as it was.
-fn hang_up_is_ignored() -> bool {
+pub(crate) fn hang_up_is_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     ignored.is_none_or(|signals| signals & (1 << (SIGHUP - 1)) != 0)
