@@ -3,8 +3,9 @@
 mod common;
 
 use common::{fails, ok, output, root, send, tunehost};
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -35,6 +36,25 @@ fn exports(tune: &Path, out: &Path, more: &[&str]) -> Value {
     report
 }
 
+/// Dtype, shape and bytes of every tensor of a checkpoint, which its index lists in their shards and counts.
+fn shards(folder: &Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+    let index = json(&folder.join("model.safetensors.index.json"));
+    let listed = index["weight_map"].as_object().unwrap();
+    let files: BTreeSet<&str> = listed.values().map(|file| file.as_str().unwrap()).collect();
+    let mut tensors = BTreeMap::new();
+    for file in &files {
+        let bytes = fs::read(folder.join(file)).unwrap();
+        for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().iter() {
+            assert_eq!(listed[name], *file, "{name}");
+            tensors.insert(name.to_string(), (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec()));
+        }
+    }
+    assert!(files.len() > 1 && tensors.len() == listed.len());
+    let bytes: usize = tensors.values().map(|(.., bytes)| bytes.len()).sum();
+    assert_eq!(index["metadata"]["total_size"], bytes);
+    tensors
+}
+
 #[test]
 fn what_is_written_holds_what_was_tuned() {
     let dir = tempfile::tempdir().unwrap();
@@ -45,30 +65,26 @@ fn what_is_written_holds_what_was_tuned() {
     let merged = exports(&run, &at("merged"), &["--set", "max_shard_size=2000000"]);
     assert!(merged["proof"]["retained_gain"].as_f64().unwrap() > 0.99, "{merged:#}");
     assert!(merged["proof"]["kl"].as_f64().unwrap() < 1e-2, "{merged:#}");
-    // Shards with a complete index, and every tensor that is not adapted byte for byte.
-    let index = json(&at("merged").join("model.safetensors.index.json"));
+    // Every tensor that is not adapted is the same byte for byte.
     let stored = fs::read(base.join("model.safetensors")).unwrap();
     let stored = SafeTensors::deserialize(&stored).unwrap();
-    let (mut changed, mut seen) = (0, 0);
-    for (name, shard) in index["weight_map"].as_object().unwrap() {
-        let shard = fs::read(at("merged").join(shard.as_str().unwrap())).unwrap();
-        let shard = SafeTensors::deserialize(&shard).unwrap();
-        let (ours, theirs) = (shard.tensor(name).unwrap(), stored.tensor(name).unwrap());
-        assert_eq!((ours.dtype(), ours.shape()), (theirs.dtype(), theirs.shape()), "{name}");
-        seen += 1;
-        if ours.data() != theirs.data() {
-            assert!(name.contains("_proj.weight") && !name.contains("experts"), "{name} is not adapted");
-            changed += 1;
-        }
-    }
-    assert_eq!((seen, changed), (stored.len(), 41));
+    let tensors = shards(&at("merged"));
+    let changed = tensors.iter().filter(|(name, (dtype, shape, bytes))| {
+        let theirs = stored.tensor(name).unwrap();
+        assert_eq!((*dtype, &shape[..]), (theirs.dtype(), theirs.shape()), "{name}");
+        bytes != theirs.data()
+    });
+    let changed: Vec<&String> = changed.map(|(name, _)| name).collect();
+    let adapted = |name: &String| name.contains("_proj.weight") && !name.contains("experts");
+    assert!(changed.iter().all(|name| adapted(name)), "{changed:?}");
+    assert_eq!((tensors.len(), changed.len()), (stored.len(), 41));
     let template = |folder: &Path| fs::read_to_string(folder.join("chat_template.jinja")).unwrap();
     assert_eq!(template(&at("merged")), template(&base));
 
     let adapter = exports(&run, &at("adapter"), &["--exporter", "peft-adapter"]);
     assert_eq!(adapter["proof"]["tuned"], adapter["proof"]["export"]);
 
-    let quantize = ["--exporter", "merge-then-quantize", "--set"];
+    let quantize = ["--exporter", "merge-then-quantize", "--set", "max_shard_size=1000000", "--set"];
     for (scheme, group) in [("fp8", None), ("w4a16", Some("group_size=16")), ("nvfp4a16", None)] {
         let scheme_flag = format!("scheme={scheme}");
         let mut flags = [&quantize[..], &[&scheme_flag]].concat();
@@ -77,13 +93,10 @@ fn what_is_written_holds_what_was_tuned() {
         let (chosen, plain) = (&report["scales"]["error"], &report["scales"]["plain_error"]);
         assert!(chosen.as_f64().unwrap() < plain.as_f64().unwrap(), "{report:#}");
         assert_eq!(report["scales"]["modules"], 185);
-        let bytes = fs::read(at(scheme).join("model.safetensors")).unwrap();
-        let names: Vec<String> =
-            SafeTensors::deserialize(&bytes).unwrap().names().iter().map(|n| n.to_string()).collect();
-        assert!(names.iter().any(|name| name == "model.layers.3.experts.7.down_proj.weight_scale"));
-        assert!(
-            !names.iter().any(|name| name.contains("router.proj.weight_") || name.contains("embed_tokens.weight_"))
-        );
+        let tensors = shards(&at(scheme));
+        assert!(tensors.contains_key("model.layers.3.experts.7.down_proj.weight_scale"));
+        let kept = ["router.proj.weight_", "embed_tokens.weight_"];
+        assert!(!tensors.keys().any(|name| kept.iter().any(|kept| name.contains(kept))));
         // The files answer, and differ from the exact merge.
         let generate = ["--prompt", "Good morning, how are you?", "--max-new-tokens", "8"];
         let answer = ok(&[&["generate", at(scheme).to_str().unwrap()], &generate[..]].concat());
@@ -92,8 +105,7 @@ fn what_is_written_holds_what_was_tuned() {
     }
     // The same bytes again.
     exports(&run, &at("again"), &[&quantize[..], &["scheme=nvfp4a16"]].concat());
-    let weights = |name: &str| fs::read(at(name).join("model.safetensors")).unwrap();
-    assert!(weights("again") == weights("nvfp4a16"));
+    assert!(shards(&at("again")) == shards(&at("nvfp4a16")));
 
     // What retains too little is written, marked, and an error.
     let lost = [&quantize[..], &["scheme=nvfp4a16", "--min-retained-gain", "1.0"]].concat();
@@ -258,6 +270,19 @@ fn advice_is_of_the_flags_that_were_typed() {
 }
 
 #[test]
+fn a_gain_that_one_record_cannot_show_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, data) = (dir.path().join("out"), dir.path().join("one.jsonl"));
+    let records = fs::read_to_string(root().join(JUDGED[5])).unwrap();
+    fs::write(&data, records.lines().next().unwrap()).unwrap();
+    let args = [&JUDGED[..5], &[data.to_str().unwrap()]].concat();
+    let error = fails(&export(Path::new(TUNE), &out, &args), 10);
+    assert!(error.contains("export::no_measurable_gain") && error.contains("judge on more records"), "{error}");
+    let proof = json(&out.join("export.json"))["proof"].clone();
+    assert_eq!((&proof["verdict"], &proof["retained_gain"]), (&"no_measurable_gain".into(), &Value::Null));
+}
+
+#[test]
 fn a_signal_ends_an_export_and_leaves_nothing() {
     for (signal, code) in [("INT", 130), ("TERM", 143)] {
         let dir = tempfile::tempdir().unwrap();
@@ -339,27 +364,78 @@ fn scored(folder: &Path) -> f64 {
     total["loss"].as_f64().unwrap()
 }
 
+fn reference(file: &str) -> PathBuf {
+    root().join("tests/reference").join(file)
+}
+
+/// Writes the fixed tune into `dir` in a format of `formats.json`, by the paths of a processor with `isa` alone; the [`hashes`].
+fn written(format: &Value, dir: &Path, isa: Option<&str>) -> Vec<String> {
+    let name = format["name"].as_str().unwrap();
+    let mut flags = vec!["--exporter", format["exporter"].as_str().unwrap()];
+    format["settings"].as_array().unwrap().iter().for_each(|set| flags.extend(["--set", set.as_str().unwrap()]));
+    let folder = dir.join(name);
+    let mut command = tunehost(&export(Path::new(TUNE), &folder, &[&flags[..], &JUDGED].concat()));
+    isa.iter().for_each(|isa| drop(command.env("TUNEHOST_ISA", isa)));
+    let said = command.output().unwrap();
+    assert!(said.status.success(), "{name}: {}", String::from_utf8_lossy(&said.stderr));
+    hashes(name, &folder)
+}
+
+/// What other people's code has read.
+fn passed() -> Vec<String> {
+    fs::read_to_string(reference("passed.sha256")).unwrap().lines().map(String::from).collect()
+}
+
 #[test]
 fn every_format_is_written_as_others_have_read_it() {
     let dir = tempfile::tempdir().unwrap();
-    let reference = root().join("tests/reference");
-    let mut written = Vec::new();
-    for format in json(&reference.join("formats.json")).as_array().unwrap() {
-        let name = format["name"].as_str().unwrap();
-        let mut flags = vec!["--exporter", format["exporter"].as_str().unwrap()];
-        format["settings"].as_array().unwrap().iter().for_each(|set| flags.extend(["--set", set.as_str().unwrap()]));
-        flags.extend(JUDGED);
-        let report = exports(Path::new(TUNE), &dir.path().join(name), &flags);
+    let mut all = Vec::new();
+    for format in json(&reference("formats.json")).as_array().unwrap() {
+        all.extend(written(format, dir.path(), None));
+        let folder = dir.path().join(format["name"].as_str().unwrap());
+        let proof = json(&folder.join("export.json"))["proof"].clone();
+        assert_eq!(proof["verdict"], "passed", "{proof:#}");
         if format["exporter"] != "peft-adapter" {
-            let loss = scored(&dir.path().join(name));
-            let judged = report["proof"]["export"].as_f64().unwrap();
-            assert!((loss - judged).abs() < 1e-4, "{name}: scored {loss}, judged {judged}");
+            let (loss, judged) = (scored(&folder), proof["export"].as_f64().unwrap());
+            assert!((loss - judged).abs() < 1e-4, "{format}: scored {loss}, judged {judged}");
         }
-        written.extend(hashes(name, &dir.path().join(name)));
     }
-    let recorded = fs::read_to_string(reference.join("passed.sha256")).unwrap();
-    let recorded: Vec<&str> = recorded.lines().collect();
-    assert_eq!(written, recorded, "tests/reference/run has others read these files, and records them");
+    assert_eq!(all, passed(), "tests/reference/run has others read these files, and records them");
+}
+
+#[test]
+fn the_bytes_of_an_export_do_not_depend_on_the_processor() {
+    let formats = json(&reference("formats.json"));
+    for isa in ["portable", "avx2", "avx512"] {
+        for name in ["nvfp4a16", "q8_0", "q4_k_m"] {
+            let dir = tempfile::tempdir().unwrap();
+            let format = formats.as_array().unwrap().iter().find(|format| format["name"] == name).unwrap();
+            let ours = written(format, dir.path(), Some(isa));
+            let passed: Vec<String> =
+                passed().into_iter().filter(|line| line.contains(&format!("  {name}/"))).collect();
+            assert_eq!(ours, passed, "{isa}");
+        }
+    }
+}
+
+#[test]
+fn an_adapter_of_rslora_is_exported_with_its_own_scale() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = dir.path().join("rslora");
+    fs::create_dir(&adapter).unwrap();
+    fs::copy(root().join(TUNE).join("adapter_model.safetensors"), adapter.join("adapter_model.safetensors")).unwrap();
+    let mut config = json(&root().join(TUNE).join("adapter_config.json"));
+    // At rank 4, alpha / sqrt(r) is what alpha / r is with twice the alpha.
+    assert_eq!((&config["r"], &config["lora_alpha"]), (&4.into(), &8.0.into()));
+    (config["use_rslora"], config["lora_alpha"]) = (true.into(), 4.0.into());
+    fs::write(adapter.join("adapter_config.json"), config.to_string()).unwrap();
+    let at = |name: &str| dir.path().join(name);
+    exports(&adapter, &at("merged"), &[&JUDGED[..], &["--set", "max_shard_size=3000000"]].concat());
+    let merged: Vec<String> = passed().into_iter().filter(|line| line.contains("  merged/")).collect();
+    assert_eq!(hashes("merged", &at("merged")), merged);
+    exports(&adapter, &at("adapter"), &[&JUDGED[..], &["--exporter", "peft-adapter"]].concat());
+    let written = json(&at("adapter").join("adapter_config.json"));
+    assert_eq!((&written["use_rslora"], &written["lora_alpha"]), (&true.into(), &4.0.into()));
 }
 
 #[test]

@@ -271,7 +271,7 @@ fn export(
     let tuned = export::tuned(adapter, spec, checkpoint, template).unwrap();
     let plan = Exporter::load(&exporter, Some(settings)).unwrap().plan(&tuned).unwrap();
     let pending = export::PendingFolder::new(dir).unwrap();
-    export::carry_out(&plan, adapter, checkpoint, &pending, &mut |_| Ok(())).unwrap();
+    export::carry_out(&plan, adapter, checkpoint, &pending, &mut |_| Ok(()), &mut |_, _| {}).unwrap();
     pending.commit().unwrap();
 }
 

@@ -79,22 +79,8 @@ fn a_base_larger_than_the_memory_limit_is_merged_and_judged() {
     let record = |i: usize| json!({"id": format!("r{i}"), "input_ids": (0..12).map(|t| 3 + (i * 37 + t * 11) % 700).collect::<Vec<_>>()});
     fs::write(at("data.jsonl"), (0..3).map(|i| record(i).to_string()).collect::<Vec<_>>().join("\n")).unwrap();
 
-    // Memory that the process itself asks for; pages of mapped files are the system's to take back.
-    let out = Command::new("sh")
-        .args([
-            "-c",
-            &format!("ulimit -d {}; exec \"$@\"", LIMIT_BYTES >> 10),
-            "sh",
-            env!("CARGO_BIN_EXE_tunehost"),
-            "export",
-        ])
-        .args([at("adapter"), "--data".into(), at("data.jsonl"), "--out".into(), at("out")])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&out.stderr);
     // Whether so small a change is a gain is not what is asked here.
-    assert!(matches!(out.status.code(), Some(0 | 10)), "{said}");
-    let report: Value = serde_json::from_slice(&fs::read(at("out").join("export.json")).expect(&said)).unwrap();
+    let report = limited_export(dir.path(), "out", &[]);
     let loss = |of: &str| report["proof"][of].as_f64().unwrap();
     assert!((loss("export") - loss("tuned")).abs() < 0.1 * (loss("base") - loss("tuned")).abs(), "{report:#}");
 
@@ -103,4 +89,32 @@ fn a_base_larger_than_the_memory_limit_is_merged_and_judged() {
     for name in stored.entries().keys() {
         assert_eq!(merged.bytes(name).unwrap() == stored.bytes(name).unwrap(), *name != adapted, "{name}");
     }
+
+    // What a GGUF file says of its vocabulary.
+    fs::write(at("base/tokenizer.json"), r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#).unwrap();
+    let exporters: [&[&str]; 2] =
+        [&["merge-then-quantize", "--set", "scheme=nvfp4a16"], &["gguf", "--set", "type=q4_k_m"]];
+    for exporter in exporters {
+        let report = limited_export(dir.path(), exporter[0], &[&["--exporter"], exporter].concat());
+        assert!(report["proof"]["kl"].as_f64().unwrap().is_finite(), "{report:#}");
+        let smaller = Checkpoint::open(&at(exporter[0])).unwrap();
+        assert_eq!(smaller.shapes().keys().len() + usize::from(exporter[0] == "gguf"), stored.shapes().len());
+        assert!(stored_bytes(&smaller) < stored_bytes(&stored) / 2);
+    }
+}
+
+/// Exports the adapter in `dir` with [`LIMIT_BYTES`] of memory that the process itself asks for; pages of mapped files are the
+/// system's to take back. The report, whatever the verdict.
+fn limited_export(dir: &Path, out: &str, more: &[&str]) -> Value {
+    let limited = format!("ulimit -d {}; exec \"$@\"", LIMIT_BYTES >> 10);
+    let out = dir.join(out);
+    let ran = Command::new("sh")
+        .args(["-c", &limited, "sh", env!("CARGO_BIN_EXE_tunehost"), "export"])
+        .args([dir.join("adapter"), "--data".into(), dir.join("data.jsonl"), "--out".into(), out.clone()])
+        .args(more)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(matches!(ran.status.code(), Some(0 | 10)), "{said}");
+    serde_json::from_slice(&fs::read(out.join("export.json")).expect(&said)).unwrap()
 }

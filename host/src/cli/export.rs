@@ -5,10 +5,11 @@ use crate::config::parse_settings;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::export::source::{Tune, Wanted};
-use crate::export::{self, Judge, MIN_RETAINED_GAIN, Made, PendingFolder, Trial};
+use crate::export::{self, Judge, MIN_RETAINED_GAIN, Made, PendingFolder, QuantizedWeight, Trial};
 use crate::plugins::{Exporter, Kind, PluginRef};
 use crate::report::bytes;
 use clap::Args;
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -81,12 +82,15 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     reporter.line(format!("exporter    {}", exporter.identity()));
     plan.notes.iter().for_each(|note| reporter.line(format!("note        {note}")));
     let mut search = None;
-    export::carry_out(&plan, &tune.adapter, &tune.checkpoint, &pending, &mut |weights| {
+    let shared = RefCell::new(&mut reporter);
+    let mut choose = |weights: &[&QuantizedWeight]| {
         let total = tune.config.layers.len();
-        let progress = &mut |done| reporter.progress("layers whose scales are chosen", done, total);
+        let progress = &mut |done| shared.borrow_mut().progress("layers whose scales are chosen", done, total);
         search = export::search_scales(&judge, &tune, weights, progress)?;
         Ok(())
-    })?;
+    };
+    let mut written = |done, total| shared.borrow_mut().progress("bytes written", done, total);
+    export::carry_out(&plan, &tune.adapter, &tune.checkpoint, &pending, &mut choose, &mut written)?;
     reporter.finish_steps();
     if let Some(search) = &search {
         reporter.line(format!("scales      {search}"));

@@ -1,8 +1,7 @@
 //! Between an exporter plugin and the disk: what it is told of a tuned model, and the plan that comes back carried out.
 
 use super::PendingFolder;
-use super::quantize::global_scale;
-use super::tensor::{ExportTensor, Factors, QuantizedWeight, factors, updates};
+use super::tensor::{ExportTensor, Factors, QuantizedWeight, factors, share_scales, updates};
 use super::{gguf, vocabulary};
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
@@ -85,7 +84,7 @@ pub fn untrained(
 pub type ChooseScales<'a> = dyn FnMut(&[&QuantizedWeight]) -> Result<()> + 'a;
 
 /// Write what `plan` says into `folder`. The indices of the plan are those of [`tuned`]. `choose` is shown the modules that
-/// are quantised; those whose scales it leaves get plain ones.
+/// are quantised; those whose scales it leaves get plain ones. `progress` is told the bytes of tensors that are written, of how many.
 ///
 /// # Errors
 /// `export::dtype`, `export::disk_full`, class `io`, those of `choose`.
@@ -95,6 +94,7 @@ pub fn carry_out(
     checkpoint: &Checkpoint,
     folder: &PendingFolder,
     choose: &mut ChooseScales,
+    progress: &mut dyn FnMut(usize, usize),
 ) -> Result<()> {
     let stored: Vec<_> = checkpoint.entries().iter().collect();
     let factors = factors(adapter);
@@ -107,7 +107,9 @@ pub fn carry_out(
         });
         quantized.push(weights.collect::<Result<_>>()?);
     }
-    set_global_scales(plan, &mut quantized);
+    let modules = plan.tensor_files.iter().flat_map(|file| &file.quantized);
+    let numbers: Vec<_> = modules.map(|m| (m.scheme == Scheme::Nvfp4).then_some(m.shared_scale)).collect();
+    share_scales(&mut quantized, &numbers);
     let mut files = Vec::new();
     for (file, quantized) in plan.tensor_files.iter().zip(&quantized) {
         let tensor = |planned: &PlannedTensor| match planned.source {
@@ -141,10 +143,16 @@ pub fn carry_out(
     let heads: Vec<Option<Vec<u8>>> = heads.collect::<Result<_>>()?;
     folder.check_space(needed_bytes(plan, checkpoint, &files, &heads))?;
     choose(&quantized.iter().flatten().collect::<Vec<_>>())?;
+    let total = files.iter().flat_map(|(_, tensors)| tensors).map(|(_, tensor)| tensor.data_len()).sum();
+    let mut done = 0;
+    let mut written = |bytes| {
+        done += bytes;
+        progress(done, total);
+    };
     for ((file, tensors), head) in files.into_iter().zip(heads) {
         match head {
-            Some(head) => gguf::write(folder, &file.name, &head, &tensors)?,
-            None => folder.write_tensors(&file.name, tensors)?,
+            Some(head) => gguf::write(folder, &file.name, &head, &tensors, &mut written)?,
+            None => folder.write_tensors(&file.name, tensors, &mut written)?,
         }
     }
     for (name, text) in &plan.texts {
@@ -217,22 +225,6 @@ fn product_norm([(_, a), (_, b)]: &Factors, rank: usize) -> f64 {
     let sum: f64 = (0..rank).map(|i| product(i, i) + 2.0 * (0..i).map(|j| product(i, j)).sum::<f64>()).sum();
     // Rounding can leave a tiny negative number of what is zero.
     sum.max(0.0).sqrt()
-}
-
-/// Modules that a server multiplies with at once have one global scale, of the largest weight among them.
-fn set_global_scales(plan: &ExportPlan, quantized: &mut [Vec<QuantizedWeight>]) {
-    let planned = || plan.tensor_files.iter().flat_map(|file| &file.quantized);
-    let mut largest: HashMap<u32, f32> = HashMap::new();
-    for (module, weight) in planned().zip(quantized.iter().flatten()).filter(|(m, _)| m.scheme == Scheme::Nvfp4) {
-        let here = weight.values().into_iter().fold(0f32, |max, value| max.max(value.abs()));
-        let of_all = largest.entry(module.shared_scale).or_default();
-        *of_all = of_all.max(here);
-    }
-    for (module, weight) in planned().zip(quantized.iter_mut().flatten()) {
-        if let Some(largest) = largest.get(&module.shared_scale).filter(|_| module.scheme == Scheme::Nvfp4) {
-            weight.set_global(global_scale(*largest));
-        }
-    }
 }
 
 #[cfg(test)]

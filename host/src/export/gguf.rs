@@ -19,19 +19,26 @@ pub fn head_of(mut metadata: Vec<(String, Value)>, tensors: &[(String, ExportTen
     head(&metadata, &listed)
 }
 
-/// Writes `tensors` behind their `head` to the file `name` of `folder`.
+/// Writes `tensors` behind their `head` to the file `name` of `folder`; `written` is told the bytes of each.
 ///
 /// # Errors
 /// Class `io`.
-pub fn write(folder: &PendingFolder, name: &str, head: &[u8], tensors: &[(String, ExportTensor)]) -> Result<()> {
+pub fn write(
+    folder: &PendingFolder,
+    name: &str,
+    head: &[u8],
+    tensors: &[(String, ExportTensor)],
+    written: &mut dyn FnMut(usize),
+) -> Result<()> {
     let path = folder.temporary().join(name);
-    let write = || {
+    let mut write = || {
         let mut out = BufWriter::with_capacity(BUFFER_BYTES, File::create_new(&path)?);
         out.write_all(head)?;
         for (_, tensor) in tensors {
             tensor.write_to(&mut out)?;
             let bytes = tensor.data_len();
             out.write_all(&[0; ALIGNMENT][..bytes.next_multiple_of(ALIGNMENT) - bytes])?;
+            written(bytes);
         }
         out.flush()
     };

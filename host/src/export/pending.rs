@@ -6,10 +6,12 @@ use crate::report::{bytes, note};
 use crate::run::atomic::{folder_of, leftovers, make_beside, sync_folder};
 use crate::run::machine::free_disk_bytes;
 use crate::run::signal::hang_up_is_ignored;
-use safetensors::SafeTensorError;
+use safetensors::{Dtype, SafeTensorError, View};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::{self, TryLockError};
 use std::io::ErrorKind;
@@ -120,9 +122,17 @@ impl PendingFolder {
         Ok(())
     }
 
-    /// A safetensors file, tensor after tensor.
-    pub(super) fn write_tensors(&self, name: &str, tensors: Vec<(String, ExportTensor)>) -> Result<()> {
+    /// A safetensors file, tensor after tensor; `written` is told the bytes of each.
+    pub(super) fn write_tensors(
+        &self,
+        name: &str,
+        tensors: Vec<(String, ExportTensor)>,
+        written: &mut dyn FnMut(usize),
+    ) -> Result<()> {
         let path = self.path(name);
+        let written = RefCell::new(written);
+        let written: &dyn Fn(usize) = &|bytes| (written.borrow_mut())(bytes);
+        let tensors = tensors.into_iter().map(|(name, tensor)| (name, Counted { tensor, written }));
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(|e| match e {
             SafeTensorError::IoError(e) => Error::io("write", &path, e),
@@ -172,6 +182,32 @@ impl Drop for PendingFolder {
     fn drop(&mut self) {
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = fs::remove_dir_all(&self.temporary);
+    }
+}
+
+/// A tensor that says when it is written.
+struct Counted<'a, 'b> {
+    tensor: ExportTensor<'a>,
+    written: &'b dyn Fn(usize),
+}
+
+impl View for Counted<'_, '_> {
+    fn dtype(&self) -> Dtype {
+        self.tensor.dtype()
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.tensor.shape()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let data = self.tensor.data();
+        (self.written)(data.len());
+        data
+    }
+
+    fn data_len(&self) -> usize {
+        self.tensor.data_len()
     }
 }
 
@@ -326,11 +362,14 @@ mod tests {
             let plan = plugin.plan(&tuned).unwrap();
             let mut pending = PendingFolder::new(&dir.path().join(exporter)).unwrap();
             pending.free_bytes = too_little;
-            let error = carry_out(&plan, &adapter, &checkpoint, &pending, &mut |_| Ok(())).unwrap_err();
+            let mut told = Vec::new();
+            let mut progress = |done, total| told.push((done, total));
+            let error = carry_out(&plan, &adapter, &checkpoint, &pending, &mut |_| Ok(()), &mut progress).unwrap_err();
             assert_eq!((error.code(), pending.size().unwrap().0), ("export::disk_full", 0), "{error}");
             pending.free_bytes = enough;
-            carry_out(&plan, &adapter, &checkpoint, &pending, &mut |_| Ok(())).unwrap();
+            carry_out(&plan, &adapter, &checkpoint, &pending, &mut |_| Ok(()), &mut progress).unwrap();
             let written = pending.size().unwrap().1 as u64;
+            assert!(told.is_sorted() && told.iter().all(|(_, total)| *total == told.last().unwrap().0), "{told:?}");
             let [too_little, enough] = [too_little, enough].map(|free| free(dir.path()).unwrap());
             assert!((too_little..enough).contains(&written), "{exporter}: {written}");
         }

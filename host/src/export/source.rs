@@ -86,6 +86,7 @@ impl Tune {
         let provenance = Provenance::read(run)?;
         let (resolved, _) = configuration(run, &provenance, &[])?;
         let base = wanted.base.unwrap_or(&resolved.config.model.base);
+        reporter.line(format!("base        {}, compared byte for byte with what the run read", base.display()));
         refuse_other_base(&provenance, base)?;
         let config = TextConfig::read(base)?;
         let checkpoint = Checkpoint::open(base)?;

@@ -1,7 +1,7 @@
 //! The tensors of an export, each made while it is written, so that memory stays near the largest one.
 
 use super::blocks;
-use super::quantize::{Moments, Rounding, Searched};
+use super::quantize::{Moments, Rounding, Searched, global_scale};
 use crate::error::{Error, Result};
 use crate::model::adapter::{Adapter, values};
 use crate::model::checkpoint::{Checkpoint, TensorEntry, to_f32};
@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Values that are converted at once.
 const PIECE_VALUES: usize = 1 << 24;
@@ -99,7 +99,7 @@ impl<'a> ExportTensor<'a> {
         let stored = stored.unwrap_or(own);
         if (update.is_some() || stored != own) && !is_float(entry.dtype) {
             let message = format!("tensor {name} is stored as {:?} and cannot be converted or merged", entry.dtype);
-            return Err(Error::new("export::dtype", message).expected("F32, BF16 or F16"));
+            return Err(not_a_float(message));
         }
         let converted = stored == Stored::Plain(Dtype::F16) && stored != own;
         if let Some(value) = converted.then(|| beyond_f16(bytes, entry.dtype)).flatten() {
@@ -181,23 +181,58 @@ impl View for ExportTensor<'_> {
     }
 }
 
-/// A linear module that is stored quantised: rows of a tensor of the base, with their update.
+/// Rows of a tensor of the base, with their update.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    bytes: &'a [u8],
+    dtype: Dtype,
+    first_row: usize,
+    update: Option<&'a Update<'a>>,
+}
+
+impl Matrix<'_> {
+    /// W + scale B A, `[rows, width]`.
+    fn values(&self) -> Vec<f32> {
+        let mut w = to_f32(self.bytes, self.dtype).expect("checked when it was made");
+        if let Some(update) = self.update {
+            merge(&mut w, update, 1.0, self.first_row);
+        }
+        w
+    }
+}
+
+/// Modules that a server multiplies with at once have one global scale, of the largest weight among them. They are read for it when
+/// the first of them is, so that the others are still in the system's memory when their turn comes.
+pub(super) struct SharedScale<'a> {
+    members: Vec<Matrix<'a>>,
+    global: OnceLock<f32>,
+}
+
+impl SharedScale<'_> {
+    fn global(&self) -> f32 {
+        let largest = |matrix: &Matrix| matrix.values().into_par_iter().map(f32::abs).reduce(|| 0.0, f32::max);
+        *self.global.get_or_init(|| global_scale(self.members.iter().map(largest).fold(0.0, f32::max)))
+    }
+}
+
+/// A linear module that is stored quantised.
 pub struct QuantizedWeight<'a> {
     path: &'a str,
     /// Name of the base's tensor.
     pub(super) tensor: &'a str,
-    bytes: &'a [u8],
-    dtype: Dtype,
     /// Its rows of that tensor.
     pub(super) rows: Range<usize>,
-    update: Option<&'a Update<'a>>,
-    rounding: Rounding,
+    matrix: Matrix<'a>,
+    scheme: Scheme,
+    width: usize,
+    /// Of `nvfp4` alone.
+    shared: Option<Arc<SharedScale<'a>>>,
     /// As they are stored. Kept once they were chosen: small beside the codes, and dear where they are searched.
     scales: OnceLock<Vec<u8>>,
 }
 
 impl<'a> QuantizedWeight<'a> {
-    /// The module `planned`, of the tensor `entry` that is called `name`. Its global scale is to be [set](Self::set_global).
+    /// The module `planned`, of the tensor `entry` that is called `name`, before [`share_scales`].
     ///
     /// # Errors
     /// `model::missing_tensor`; `export::dtype` where its dtype cannot be computed with.
@@ -210,68 +245,61 @@ impl<'a> QuantizedWeight<'a> {
     ) -> Result<Self> {
         if !is_float(entry.dtype) {
             let message = format!("tensor {name} is stored as {:?} and cannot be quantised", entry.dtype);
-            return Err(Error::new("export::dtype", message).expected("F32, BF16 or F16"));
+            return Err(not_a_float(message));
         }
         let width = entry.shape.last().copied().unwrap_or(1);
         let row = width * entry.dtype.bitsize() / 8;
+        let bytes = &checkpoint.bytes(name)?[planned.rows.start * row..planned.rows.end * row];
         Ok(Self {
             path: &planned.path,
             tensor: name,
-            bytes: &checkpoint.bytes(name)?[planned.rows.start * row..planned.rows.end * row],
-            dtype: entry.dtype,
             rows: planned.rows.clone(),
-            update,
-            rounding: Rounding { scheme: planned.scheme, width, global: 1.0 },
+            matrix: Matrix { bytes, dtype: entry.dtype, first_row: planned.rows.start, update },
+            scheme: planned.scheme,
+            width,
+            shared: None,
             scales: OnceLock::new(),
         })
     }
 
-    pub(super) fn set_global(&mut self, global: f32) {
-        self.rounding.global = global;
-    }
-
-    /// W + scale B A, `[rows, width]`.
-    pub(super) fn values(&self) -> Vec<f32> {
-        let mut w = to_f32(self.bytes, self.dtype).expect("checked when it was made");
-        if let Some(update) = self.update {
-            merge(&mut w, update, 1.0, self.rows.start);
-        }
-        w
+    fn rounding(&self) -> Rounding {
+        let global = self.shared.as_ref().map_or(1.0, |shared| shared.global());
+        Rounding { scheme: self.scheme, width: self.width, global }
     }
 
     /// No sums yet, of the size that the search of its scales asks for.
     pub(super) fn no_moments(&self) -> Moments {
-        Moments::new(self.rounding.width, Moments::block_of(self.rounding.scheme, self.rounding.width))
+        Moments::new(self.width, Moments::block_of(self.scheme, self.width))
     }
 
     /// Chooses the scales by the inputs that `moments` has seen.
     pub(super) fn search_scales(&self, moments: &Moments) -> Searched {
-        let searched = self.rounding.search(&self.values(), moments);
+        let rounding = self.rounding();
+        let searched = rounding.search(&self.matrix.values(), moments);
         // A first choice stays; nobody chooses twice.
-        let _ = self.scales.set(self.rounding.packed_scales(&searched.scales));
+        let _ = self.scales.set(rounding.packed_scales(&searched.scales));
         searched
     }
 
     fn bytes(&self, part: Part) -> Vec<u8> {
-        let scales = |w: &[f32]| self.scales.get_or_init(|| self.rounding.packed_scales(&self.rounding.scales(w)));
+        let rounding = self.rounding();
+        let scales = |w: &[f32]| self.scales.get_or_init(|| rounding.packed_scales(&rounding.scales(w)));
         match part {
             Part::Codes => {
-                let w = self.values();
-                self.rounding.packed(&w, &self.rounding.unpacked_scales(scales(&w)))
+                let w = self.matrix.values();
+                rounding.packed(&w, &rounding.unpacked_scales(scales(&w)))
             }
-            Part::Scales => self.scales.get().unwrap_or_else(|| scales(&self.values())).clone(),
-            Part::Global => self.rounding.global.to_le_bytes().into(),
-            Part::Shape => {
-                [self.rows.len(), self.rounding.width].iter().flat_map(|n| (*n as i64).to_le_bytes()).collect()
-            }
+            Part::Scales => self.scales.get().unwrap_or_else(|| scales(&self.matrix.values())).clone(),
+            Part::Global => rounding.global.to_le_bytes().into(),
+            Part::Shape => [self.rows.len(), self.width].iter().flat_map(|n| (*n as i64).to_le_bytes()).collect(),
         }
     }
 
     /// The tensors that it is stored in, with their names.
     pub(super) fn tensors(&'a self) -> Vec<(String, ExportTensor<'a>)> {
-        let (rows, width) = (self.rows.len(), self.rounding.width);
+        let (rows, width) = (self.rows.len(), self.width);
         use Dtype::{BF16, F8_E4M3, F32, I32, I64, U8};
-        let parts = match self.rounding.scheme {
+        let parts = match self.scheme {
             Scheme::Fp8 => vec![(Part::Codes, F8_E4M3, vec![rows, width]), (Part::Scales, BF16, vec![rows, 1])],
             Scheme::Int4(group) => vec![
                 (Part::Codes, I32, vec![rows, width / 8]),
@@ -284,7 +312,7 @@ impl<'a> QuantizedWeight<'a> {
                 (Part::Global, F32, vec![1]),
             ],
         };
-        let suffixes = self.rounding.scheme.suffixes();
+        let suffixes = self.scheme.suffixes();
         let named = |((part, dtype, shape), suffix): ((Part, Dtype, Vec<usize>), &str)| {
             let stored = Stored::Plain(dtype);
             (format!("{}.{suffix}", self.path), ExportTensor { content: Content::Part(self, part), stored, shape })
@@ -310,6 +338,25 @@ fn merge(w: &mut [f32], update: &Update, strength: f64, first: usize) {
     });
 }
 
+/// Lets the modules of `quantized` have one scale whose number in the plan is the same; `numbers` are those, of `nvfp4` alone.
+pub(super) fn share_scales<'a>(quantized: &mut [Vec<QuantizedWeight<'a>>], numbers: &[Option<u32>]) {
+    let mut members: HashMap<u32, Vec<Matrix<'a>>> = HashMap::new();
+    for (weight, number) in quantized.iter().flatten().zip(numbers) {
+        number.iter().for_each(|number| members.entry(*number).or_default().push(weight.matrix));
+    }
+    let shared = |(number, members)| (number, Arc::new(SharedScale { members, global: OnceLock::new() }));
+    let shared: HashMap<u32, Arc<SharedScale>> = members.into_iter().map(shared).collect();
+    for (weight, number) in quantized.iter_mut().flatten().zip(numbers) {
+        weight.shared = number.and_then(|number| shared.get(&number).cloned());
+    }
+}
+
+fn not_a_float(message: String) -> Error {
+    Error::new("export::dtype", message)
+        .expected("F32, BF16 or F16")
+        .help("store the base's weights in one of these first")
+}
+
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
 }
@@ -329,5 +376,34 @@ fn encode(values: &[f32], stored: Stored) -> Vec<u8> {
         Stored::Plain(Dtype::BF16) => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
         Stored::Plain(Dtype::F16) => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
         Stored::Plain(_) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::peft::f32_safetensors;
+
+    #[test]
+    fn sixteen_bits_are_rounded_to_the_nearest_and_ties_to_even() {
+        let step = 1.0 / 128.0;
+        let values = [1.0 + 0.5 * step, 1.0 + 1.5 * step, 1.0 + 0.51 * step];
+        let stored = to_f32(&encode(&values, Stored::Plain(Dtype::BF16)), Dtype::BF16).unwrap();
+        assert_eq!(stored, [1.0, 1.0 + 2.0 * step, 1.0 + step]);
+    }
+
+    #[test]
+    fn a_value_that_f16_would_make_infinite_is_refused_by_tensor() {
+        let dir = tempfile::tempdir().unwrap();
+        let tensors = [("large", &[1usize, 2][..], &[1.0f32, -65_520.0][..]), ("fits", &[1, 1], &[65_519.0])];
+        std::fs::write(dir.path().join("model.safetensors"), f32_safetensors(tensors)).unwrap();
+        let base = Checkpoint::open(dir.path()).unwrap();
+        let stored = |name: &str, dtype: Dtype| {
+            ExportTensor::stored(&base, name, &base.entries()[name], Some(Stored::Plain(dtype)), None)
+        };
+        let error = stored("large", Dtype::F16).err().expect("refused");
+        assert!(error.code() == "export::dtype" && error.message().contains("large holds -6.552e4"), "{error}");
+        assert!(stored("large", Dtype::BF16).is_ok());
+        assert_eq!(to_f32(&stored("fits", Dtype::F16).unwrap().data(), Dtype::F16).unwrap(), [65_504.0]);
     }
 }

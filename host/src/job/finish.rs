@@ -118,12 +118,14 @@ impl Exports<'_> {
         Ok(files)
     }
 
-    fn carry_out(&self, exporter: &mut Exporter, dir: &Path, reporter: &Reporter) -> Result<PendingFolder> {
+    fn carry_out(&self, exporter: &mut Exporter, dir: &Path, reporter: &mut Reporter) -> Result<PendingFolder> {
         let tuned = export::tuned(self.adapter, &self.engine.model.spec, self.checkpoint, self.template)?;
         let plan = exporter.plan(&tuned)?;
         plan.notes.iter().for_each(|note| reporter.line(format!("note        {note}")));
         let pending = PendingFolder::new(dir)?;
-        export::carry_out(&plan, self.adapter, self.checkpoint, &pending, &mut |_| Ok(()))?;
+        let mut written = |done, total| reporter.progress("bytes written", done, total);
+        export::carry_out(&plan, self.adapter, self.checkpoint, &pending, &mut |_| Ok(()), &mut written)?;
+        reporter.finish_steps();
         Ok(pending)
     }
 
