@@ -28,11 +28,12 @@ fn tuned_name() -> String {
 #[derive(Deserialize, Default, Clone, Copy, PartialEq, Debug)]
 #[serde(rename_all = "lowercase")]
 enum FileType {
+    #[serde(alias = "BF16")]
     Bf16,
-    #[serde(rename = "q8_0")]
+    #[serde(rename = "q8_0", alias = "Q8_0")]
     Q8_0,
     #[default]
-    #[serde(rename = "q4_k_m")]
+    #[serde(rename = "q4_k_m", alias = "Q4_K_M")]
     Q4KM,
 }
 
@@ -53,7 +54,7 @@ impl Plugin for Gguf {
     type Config = Config;
 
     const CONFIG_SCHEMA: &str = r#"{"type": "object", "additionalProperties": false, "properties": {
-        "type": {"enum": ["bf16", "q8_0", "q4_k_m"], "default": "q4_k_m", "description": "How most weights are stored; rows that a type's blocks do not divide take llama.cpp's fallback type, which is printed"},
+        "type": {"enum": ["bf16", "q8_0", "q4_k_m", "BF16", "Q8_0", "Q4_K_M"], "default": "q4_k_m", "description": "How most weights are stored; rows that a type's blocks do not divide take llama.cpp's fallback type, which is printed"},
         "name": {"type": "string", "default": "tuned", "description": "What the file calls the model, general.name"}}}"#;
 
     fn new(config: Config) -> Result<Self, String> {

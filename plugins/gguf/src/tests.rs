@@ -160,3 +160,12 @@ fn what_is_no_gemma_4_is_refused() {
     assert!(refused("hidden_size_per_layer_input", 256.into()).contains("per-layer embeddings"));
     assert!(refused("sliding_window", serde_json::Value::Null).contains("no sliding_window"));
 }
+
+#[test]
+fn types_are_also_read_as_llama_cpp_spells_them() {
+    for (spelled, own) in [("BF16", "bf16"), ("Q8_0", "q8_0"), ("Q4_K_M", "q4_k_m")] {
+        let read =
+            |kind: &str| serde_json::from_value::<Config>(serde_json::json!({ "type": kind })).unwrap().file_type;
+        assert_eq!((read(spelled), read(spelled).label()), (read(own), spelled));
+    }
+}

@@ -37,8 +37,11 @@ fn shard_bytes() -> u64 {
 #[serde(rename_all = "lowercase")]
 enum Named {
     #[default]
+    #[serde(alias = "FP8")]
     Fp8,
+    #[serde(alias = "W4A16")]
     W4a16,
+    #[serde(alias = "NVFP4A16")]
     Nvfp4a16,
 }
 
@@ -48,7 +51,7 @@ impl Plugin for MergeThenQuantize {
     type Config = Config;
 
     const CONFIG_SCHEMA: &str = r#"{"type": "object", "additionalProperties": false, "properties": {
-        "scheme": {"enum": ["fp8", "w4a16", "nvfp4a16"], "default": "fp8", "description": "fp8: E4M3 with a scale for each row, activations rounded to E4M3 as they come; w4a16: 4-bit integers in groups; nvfp4a16: 4-bit floats in groups of 16"},
+        "scheme": {"enum": ["fp8", "w4a16", "nvfp4a16", "FP8", "W4A16", "NVFP4A16"], "default": "fp8", "description": "fp8: E4M3 with a scale for each row, activations rounded to E4M3 as they come; w4a16: 4-bit integers in groups; nvfp4a16: 4-bit floats in groups of 16"},
         "group_size": {"type": "integer", "minimum": 8, "multipleOf": 8, "default": 64, "description": "Columns of a group of w4a16"},
         "max_shard_size": {"type": "integer", "minimum": 1, "default": 5000000000, "description": "Bytes of tensors in a file; a larger tensor has one of its own"}}}"#;
 
@@ -197,8 +200,7 @@ impl Shared {
 
 impl Exporter for MergeThenQuantize {
     fn plan(&mut self, tuned: Tuned) -> Result<ExportPlan, String> {
-        let mut config: Value = serde_json::from_str(&tuned.base_config).map_err(|e| format!("config.json: {e}"))?;
-        let Some(fields) = config.as_object_mut() else { return Err("config.json is not an object".into()) };
+        let mut fields = tuned.config()?;
         if fields.contains_key("quantization_config") {
             return Err("the base is quantised already: export from the base that was quantised".into());
         }
@@ -220,7 +222,8 @@ impl Exporter for MergeThenQuantize {
             kept.push("lm_head".into());
         }
         fields.insert("quantization_config".into(), self.quantization_config(&kept));
-        Ok(ExportPlan::checkpoint(&tuned, parts, self.0.max_shard_size, Some(format!("{config:#}\n"))))
+        let config = format!("{:#}\n", Value::Object(fields));
+        Ok(ExportPlan::checkpoint(&tuned, parts, self.0.max_shard_size, Some(config)))
     }
 }
 

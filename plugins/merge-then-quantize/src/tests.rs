@@ -92,3 +92,22 @@ fn a_width_that_groups_do_not_divide_is_refused_by_name() {
     let error = plan(r#"{"scheme": "w4a16"}"#, 96).unwrap_err();
     assert!(error.contains("experts.down_proj is 96 columns wide") && error.contains("64"), "{error}");
 }
+
+#[test]
+fn schemes_are_also_read_in_capitals() {
+    for (spelled, own) in [("FP8", "fp8"), ("W4A16", "w4a16"), ("NVFP4A16", "nvfp4a16")] {
+        let read = |scheme: &str| serde_json::from_value::<Config>(json!({ "scheme": scheme })).unwrap().scheme;
+        assert!(read(spelled) == read(own));
+    }
+}
+
+#[test]
+fn a_base_that_is_quantised_or_has_no_configuration_is_refused() {
+    let refused = |config: &str| {
+        let base = Tuned { base_config: config.into(), ..tuned(32) };
+        MergeThenQuantize::new(serde_json::from_str("{}").unwrap()).unwrap().plan(base).unwrap_err()
+    };
+    assert!(refused(r#"{"quantization_config": {}}"#).contains("quantised already"));
+    assert!(refused("[]").contains("config.json is not an object"));
+    assert!(refused("{").contains("config.json: EOF"));
+}

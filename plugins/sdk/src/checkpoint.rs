@@ -43,16 +43,27 @@ impl Tuned {
         matches!(self.base_dtypes[tensor].as_str(), "F32" | "BF16" | "F16")
     }
 
+    /// The fields of the base's `config.json`.
+    ///
+    /// # Errors
+    /// Where it is no JSON object.
+    pub fn config(&self) -> Result<Map<String, Value>, String> {
+        match serde_json::from_str(&self.base_config).map_err(|e| format!("config.json: {e}"))? {
+            Value::Object(fields) => Ok(fields),
+            _ => Err("config.json is not an object".into()),
+        }
+    }
+
     /// The text of `config.json`, with `dtype` wherever it says how the weights are stored.
     ///
     /// # Errors
     /// Where the base's is no JSON object.
     pub fn config_stored_as(&self, dtype: &str) -> Result<String, String> {
-        let mut config: Value = serde_json::from_str(&self.base_config).map_err(|e| format!("config.json: {e}"))?;
-        let Some(fields) = config.as_object_mut() else { return Err("config.json is not an object".into()) };
+        let mut fields = self.config()?;
         if !fields.contains_key("torch_dtype") {
             fields.insert("dtype".into(), dtype.into());
         }
+        let mut config = Value::Object(fields);
         set_dtypes(&mut config, dtype);
         Ok(format!("{config:#}\n"))
     }
