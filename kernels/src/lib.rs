@@ -13,6 +13,8 @@ pub mod matmul;
 pub mod memory;
 pub mod moe;
 pub mod norm;
+#[cfg(all(test, feature = "nvrtc"))]
+mod nvrtc;
 pub mod rope;
 pub mod simd;
 #[cfg(test)]

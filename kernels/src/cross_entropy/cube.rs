@@ -10,7 +10,7 @@ use crate::matmul::cube::{Into, product};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::ops::numeric::zeros;
+use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -132,8 +132,8 @@ fn loss_and_gradient(
     let hidden = packed("linear_cross_entropy", hidden);
     let ([n, h], [classes, _]) = (hidden.shape().dims(), weight.shape().dims());
     let (client, device) = (hidden.client.clone(), hidden.device.clone());
-    let loss = zeros(device.clone(), [n].into(), DType::F32);
-    let d_hidden = factor.map(|_| zeros(device, [n, h].into(), DType::F32));
+    let loss = zeros_client(client.clone(), device.clone(), [n].into(), DType::F32);
+    let d_hidden = factor.map(|_| zeros_client(client.clone(), device, [n, h].into(), DType::F32));
     let kept: Vec<u32> = (0..n as u32).filter(|&row| targets[row as usize] != IGNORED).collect();
     for kept in kept.chunks(head.chunk_rows) {
         let rows = kept.len();

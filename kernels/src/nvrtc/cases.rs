@@ -1,0 +1,128 @@
+//! Every operation that has kernels here, at the production shapes: Gemma-4 26B-A4B, one row of 16,384 tokens.
+
+use super::recorder::Recorder;
+use crate::attention::{Attention, AttentionKernel, Segments};
+use crate::cross_entropy::{CrossEntropyOps, Head};
+use crate::glu::GluOps;
+use crate::linear::{Dropout, LinearOps};
+use crate::moe::MoeOps;
+use crate::norm::{RmsNormKernel, RmsNormOps};
+use crate::rope::RopeOps;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend as Cube;
+use burn_cubecl::tensor::CubeTensor;
+
+const TOKENS: usize = 16_384;
+const HIDDEN: usize = 2_816;
+const DENSE: usize = 2_112;
+const EXPERTS: usize = 128;
+const TOP_K: usize = 8;
+const EXPERT: usize = 704;
+const VOCABULARY: usize = 262_144;
+const CHUNK_ROWS: usize = 1_024;
+const RANK: usize = 64;
+const QUERY_HEADS: usize = 16;
+const EPS: f64 = 1e-6;
+const HEAD: Head = Head { softcap: Some(30.0), chunk_rows: CHUNK_ROWS };
+
+/// An operation and what it computes.
+pub struct Case {
+    pub name: &'static str,
+    /// Floating-point operations of its matrix kernels, in the order of their launches.
+    pub flops: Vec<f64>,
+    pub run: Box<dyn Fn(&Recorder)>,
+}
+
+fn case(name: &'static str, flops: impl IntoIterator<Item = f64>, run: impl Fn(&Recorder) + 'static) -> Case {
+    Case { name, flops: flops.into_iter().collect(), run: Box::new(run) }
+}
+
+/// Two operations for each element of three sides.
+fn product(m: usize, n: usize, k: usize) -> f64 {
+    2.0 * m as f64 * n as f64 * k as f64
+}
+
+fn attention(name: &'static str, kv: usize, dim: usize, window: Option<usize>) -> Case {
+    let pairs = TOKENS * window.unwrap_or(TOKENS / 2);
+    let one = QUERY_HEADS as f64 * product(pairs, dim, 1);
+    case(name, [2.0 * one, 3.0 * one, 4.0 * one], move |on| {
+        let segments = Segments::new([0, TOKENS as u32], TOKENS).expect("one segment");
+        let attention = Attention { segments, window, scale: 1.0 };
+        let [q, dout] = [(); 2].map(|()| on.tensor([TOKENS, QUERY_HEADS, dim], DType::F32));
+        let [k, v] = [(); 2].map(|()| on.tensor([TOKENS, kv, dim], DType::F32));
+        let output = <Cube as AttentionKernel>::forward(q.clone(), k.clone(), v.clone(), &attention);
+        <Cube as AttentionKernel>::backward(q, k, v, output, dout, &attention);
+    })
+}
+
+fn loss_head(on: &Recorder, weights: DType) -> (CubeTensor, CubeTensor) {
+    (on.tensor([CHUNK_ROWS, HIDDEN], DType::F32), on.tensor([VOCABULARY, HIDDEN], weights))
+}
+
+/// The projection to the queries of a sliding layer.
+fn lora(name: &'static str, dropout: Option<Dropout>, weights: DType) -> Case {
+    let out = QUERY_HEADS * 256;
+    let (base, a, b) = (product(TOKENS, out, HIDDEN), product(TOKENS, RANK, HIDDEN), product(TOKENS, out, RANK));
+    case(name, [a, base, b, b, base, a, a, b], move |on| {
+        let (x, d_y) = (on.tensor([TOKENS, HIDDEN], DType::F32), on.tensor([TOKENS, out], DType::F32));
+        let weight = on.tensor([out, HIDDEN], weights);
+        let (a, b) = (on.tensor([RANK, HIDDEN], DType::F32), on.tensor([out, RANK], DType::F32));
+        let (_, inner) = Cube::lora_linear(x.clone(), weight.clone(), a.clone(), b.clone(), 1.0, dropout);
+        Cube::lora_linear_backward(x, weight, a, b, inner, d_y, 1.0, dropout);
+    })
+}
+
+/// The cases, with frozen matrices in `weights`.
+pub fn cases(weights: DType) -> Vec<Case> {
+    let rows = TOKENS * TOP_K;
+    let (up, down) = (product(rows, 2 * EXPERT, HIDDEN), product(rows, HIDDEN, EXPERT));
+    let head = product(CHUNK_ROWS, VOCABULARY, HIDDEN);
+    vec![
+        attention("attention, window 1,024, D = 256", 8, 256, Some(1_024)),
+        attention("attention, full, D = 512", 2, 512, None),
+        case("experts", [up, down, up, down, up], move |on| {
+            let x = on.tensor([TOKENS, HIDDEN], DType::F32);
+            let (share, chosen) = (on.tensor([TOKENS, TOP_K], DType::F32), on.tensor([TOKENS, TOP_K], DType::I32));
+            let gate_up = on.tensor([EXPERTS, 2 * EXPERT, HIDDEN], weights);
+            let down = on.tensor([EXPERTS, HIDDEN, EXPERT], weights);
+            let out = Cube::moe_experts(x.clone(), share.clone(), chosen.clone(), gate_up.clone(), down.clone());
+            Cube::moe_experts_backward(x, share, chosen, gate_up, down, out);
+        }),
+        case("route", [], |on| {
+            let (logits, scale) = (on.tensor([TOKENS, EXPERTS], DType::F32), on.tensor([EXPERTS], DType::F32));
+            let (share, chosen) = Cube::moe_route(logits.clone(), scale.clone(), TOP_K);
+            Cube::moe_route_backward(logits, scale, chosen, share);
+        }),
+        case("loss head", [head, head], move |on| {
+            let (hidden, weight) = loss_head(on, weights);
+            Cube::linear_cross_entropy_grad(hidden, weight, vec![1; CHUNK_ROWS], HEAD, 1.0);
+        }),
+        case("loss head, no gradient", [head, head], move |on| {
+            let (hidden, weight) = loss_head(on, weights);
+            Cube::linear_cross_entropy(hidden.clone(), weight.clone(), vec![1; CHUNK_ROWS], HEAD);
+            Cube::head_logits(hidden, weight, HEAD.softcap);
+        }),
+        lora("LoRA linear", None, weights),
+        lora("LoRA linear with dropout", Some(Dropout { p: 0.05, seed: 1 }), weights),
+        case("norms", [], |on| {
+            let (x, weight) = (on.tensor([TOKENS, HIDDEN], DType::F32), on.tensor([HIDDEN], DType::F32));
+            let y = Cube::rms_norm_residual(x.clone(), weight.clone(), x.clone(), EPS, 1.0);
+            <Cube as RmsNormKernel>::backward(x.clone(), Some(weight.clone()), y, EPS, 1.0);
+            Cube::rms_norm(x.clone(), weight, EPS);
+            let y = Cube::rms_norm_weightless(x.clone(), EPS);
+            <Cube as RmsNormKernel>::backward(x, None, y, EPS, 1.0);
+        }),
+        case("rotation", [], |on| {
+            let x = on.tensor([TOKENS, QUERY_HEADS, 256], DType::F32);
+            let [cos, sin] = [(); 2].map(|()| on.tensor([TOKENS, 128], DType::F32));
+            let weight = on.tensor([256], DType::F32);
+            let y = Cube::rms_norm_rope(x.clone(), weight.clone(), cos.clone(), sin.clone(), EPS);
+            Cube::rms_norm_rope_backward(x, weight, cos, sin, y, EPS);
+        }),
+        case("gated linear unit", [], |on| {
+            let [gate, up] = [(); 2].map(|()| on.tensor([TOKENS, DENSE], DType::F32));
+            let out = Cube::geglu(gate.clone(), up.clone());
+            Cube::geglu_backward(gate, up, out);
+        }),
+    ]
+}
