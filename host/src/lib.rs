@@ -7,6 +7,8 @@ pub mod cli;
 pub mod config;
 pub mod corpus;
 pub mod device;
+#[cfg(test)]
+mod documented;
 pub mod eligibility;
 pub mod error;
 pub mod export;
@@ -21,5 +23,6 @@ pub mod probe;
 pub mod profile;
 pub mod report;
 pub mod run;
+pub mod smoke;
 pub mod train;
 mod user;

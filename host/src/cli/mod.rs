@@ -16,6 +16,7 @@ mod profile;
 mod run;
 mod runs;
 mod score;
+mod smoke;
 
 use crate::config::WeightDtype;
 use crate::error::{Error, Result};
@@ -45,6 +46,8 @@ enum Command {
     Profile(profile::ProfileArgs),
     /// How long each part of a run's steps takes, at the run's shapes and with its kernels.
     Bench(bench::BenchArgs),
+    /// Steps of a run's own shapes, each in a process of its own: memory, time, and which shape will not fit.
+    Smoke(smoke::SmokeArgs),
     /// Continue a run that was interrupted, to the same bytes.
     Resume(ResumeArgs),
     /// Let a model answer a prompt; with --adapter, the base and the tuned model one after the other.
@@ -468,6 +471,7 @@ pub fn execute(cli: Cli) -> Result<()> {
         Command::Probe(command) => probe::execute(&command),
         Command::Profile(args) => profile::profile(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Smoke(args) => smoke::smoke(&args),
         Command::Resume(args) => run::resume(&args),
         Command::Generate(args) => generate::generate(&args).map_err(|e| advice::by_flags(e, "MODEL")),
         Command::Score(args) => score::score(&args).map_err(|e| advice::by_flags(e, "MODEL")),

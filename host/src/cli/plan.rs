@@ -13,9 +13,11 @@ use crate::plan::report::{Base, Limit, Report};
 use crate::plan::steps::{self, Speed};
 use crate::plugins::{CheckpointScheduler, Kind, PluginRef, Sampler};
 use crate::run::clock::unix_ms_now;
-use crate::run::machine::{free_memory_bytes, resident_bytes};
+use crate::run::machine::free_memory_bytes;
+use crate::smoke::{self, Fingerprint, Found};
 use crate::train::gates;
 use clap::Args;
+use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -30,6 +32,9 @@ pub struct PlanArgs {
     /// The share of it that a run is assumed to reach, or a band: --utilisation 0.1,0.25.
     #[arg(long, value_name = "SHARE", value_delimiter = ',', requires = "peak_tflops")]
     utilisation: Vec<f64>,
+    /// What `smoke --out` wrote; without it, <run.root>/<name>.smoke.json, where it is there.
+    #[arg(long, value_name = "FILE")]
+    smoke: Option<PathBuf>,
     /// As JSON.
     #[arg(long)]
     json: bool,
@@ -56,25 +61,28 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     load_scheduler()?;
     let corpus = corpus::load(&config)?;
     let (planned, dropped) = planned_steps(&config, &corpus, &mut sampler)?;
-    // What the process holds by now, a run holds too before it reads its base.
-    let model = Model {
-        text: &text,
-        lora: &lora,
-        train: &config.train,
-        base_bytes: base.device_bytes(),
-        process_bytes: if config.model.device == "cpu" { resident_bytes().unwrap_or(0) } else { 0 },
-        threads: rayon::current_num_threads(),
-    };
+    let model = Model::new(&config, &text, &spec, &lora);
     let counted = steps::steps(&model, &planned, &corpus.train);
     let start_ms = unix_ms_now();
-    let schedules = speed.iter().flat_map(|speed| speed.utilisation.iter().map(move |share| (speed, *share)));
-    let schedules = schedules
-        .map(|(speed, share)| steps::schedule(&mut load_scheduler()?, &counted, speed, share, start_ms))
+    let place = args.smoke.clone().unwrap_or_else(|| smoke::path_of(&config));
+    let kept = Found::at(&place, || Fingerprint::of(&config, &checkpoint, &lora))?;
+    if let (Found::Nothing, Some(path)) = (&kept, &args.smoke) {
+        let message = format!("there is no {}", path.display());
+        return Err(Error::new("usage::smoke", message).expected("a file that tunehost smoke --out wrote"));
+    }
+    let measured = if let Found::Fresh(smoke) = &kept { smoke.paces(&counted) } else { Vec::new() };
+    let assumed = speed.iter().flat_map(|speed| speed.paces(&counted));
+    let schedules = measured
+        .into_iter()
+        .chain(assumed)
+        .map(|pace| steps::schedule(&mut load_scheduler()?, &pace, start_ms))
         .collect::<Result<Vec<_>>>()?;
 
     let dropped = dropped.iter().map(|(_, ids)| ids.len()).sum();
     let disk_bytes = checkpoint.entries().values().map(|entry| entry.size_bytes()).sum();
-    let report = Report::new(&config, base, &model, limit, &corpus, counted, dropped, speed, schedules, disk_bytes);
+    let measured = kept.for_plan(place);
+    let report =
+        Report::new(&config, base, &model, limit, measured, &corpus, counted, dropped, speed, schedules, disk_bytes);
     match args.json {
         true => print(&serde_json::to_string_pretty(&report).expect("numbers and names are JSON")),
         false => print(&report.to_string()),

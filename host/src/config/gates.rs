@@ -50,6 +50,8 @@ pub struct GatesConfig {
     pub kernels: Action,
     /// Less free memory on the device than the run takes at the least.
     pub free_memory: Action,
+    /// A micro-batch of so many tokens as a shape that `tunehost smoke` saw fail, or more.
+    pub smoke: Action,
     /// Less free disk than the checkpoints that are there at once, the logs and the exports take at the least.
     pub free_disk: Action,
 }
@@ -72,6 +74,7 @@ impl Default for GatesConfig {
             single_root_excess: 0.25,
             kernels: Action::Warn,
             free_memory: Action::Stop,
+            smoke: Action::Stop,
             free_disk: Action::Stop,
         }
     }

@@ -16,6 +16,7 @@ use crate::run::lease::DeviceLease;
 use crate::run::machine::{free_disk_bytes, free_memory_bytes};
 use crate::run::provenance::{GateRecord, Implementation, Verdict};
 use crate::run::retention::kept_at_once;
+use crate::smoke::{self, Fingerprint, Found};
 use crate::train::gates::{self, Records, settle};
 use crate::train::steps::Step;
 use std::collections::BTreeMap;
@@ -91,6 +92,7 @@ pub fn before_start(
     let (adapter, merged) = (left(export.adapter, "adapter"), left(export.merged, "merged"));
     let disk = gates::least_disk(lora, checkpoints, logs, adapter, merged, base_bytes);
     look("free_disk", set.free_disk, &|| gates::free_disk(&disk, free_disk_bytes(folder)))?;
+    look("smoke", set.smoke, &|| smoked(config, prepared, reporter))?;
     // A request for four bits stopped the run before its corpus was read.
     let found = format!("no 4-bit weights were asked for: every one is kept in {} or f32", config.model.weights.name());
     records.insert("quantize".into(), GateRecord { action: Action::Stop, verdict: Verdict::Passed, found });
@@ -143,24 +145,39 @@ fn logs_bytes(steps: &[Step], records: &[Record]) -> u64 {
     steps.iter().map(of).sum::<usize>() as u64
 }
 
+/// What `tunehost smoke` measured of the run's shapes; what cannot be used is said.
+///
+/// # Errors
+/// `gate::smoke` where it saw one fail.
+fn smoked(config: &Config, prepared: &Prepared, reporter: &Reporter) -> Result<String> {
+    let path = smoke::path_of(config);
+    match Found::at(&path, || Fingerprint::of(config, &prepared.checkpoint, &prepared.lora))? {
+        Found::Nothing => Ok(format!("nothing was measured: there is no {}", path.display())),
+        Found::Unusable(why) => {
+            let unused = format!("{} is not used: {why}", path.display());
+            reporter.warn(&unused);
+            Ok(unused)
+        }
+        Found::Fresh(smoke) => smoke.look(&path, largest_micro_batch(prepared)),
+    }
+}
+
+/// Tokens of the largest planned micro-batch.
+fn largest_micro_batch(prepared: &Prepared) -> usize {
+    let tokens = |step: &Step| step.batches.iter().map(|b| b.tokens(&prepared.corpus.train).0).max();
+    prepared.steps.iter().filter_map(tokens).max().unwrap_or(0)
+}
+
 /// Lets the gate on the device's free memory look: with a `[window]`, once it has made room.
 ///
 /// # Errors
 /// `gate::free_memory`.
 pub fn room(config: &Config, prepared: &Prepared, records: &mut Records, reporter: &Reporter) -> Result<()> {
-    let Prepared { corpus, steps, lora, spec, text, .. } = prepared;
-    let Config { gates: set, model, train, .. } = config;
-    let tokens = |step: &Step| step.batches.iter().map(|b| b.tokens(&corpus.train).0).max();
-    let largest = steps.iter().filter_map(tokens).max().unwrap_or(0);
-    let planned = Model {
-        text,
-        lora,
-        train,
-        base_bytes: spec.parameters() * model.weights.size_bytes(),
-        process_bytes: 0,
-        threads: rayon::current_num_threads(),
-    };
-    let memory = gates::planned_memory(&planned, largest);
+    let Prepared { lora, spec, text, .. } = prepared;
+    let Config { gates: set, model, .. } = config;
+    // What this process holds is not free.
+    let planned = Model { process_bytes: 0, ..Model::new(config, text, spec, lora) };
+    let memory = gates::planned_memory(&planned, largest_micro_batch(prepared));
     let gate = || gates::free_memory(&memory, free_memory_bytes(&model.device));
     let warning = settle(records, "free_memory", set.free_memory, gate)?;
     warning.iter().for_each(|text| reporter.warn(text));

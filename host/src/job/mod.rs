@@ -14,7 +14,8 @@ mod scheduling;
 mod training;
 mod window;
 
-pub use prepare::planned_steps;
+pub use policies::Policies;
+pub use prepare::{Prepared, planned_steps};
 pub use recompute::recompute;
 pub use rehearsal::Rehearsal;
 
@@ -41,8 +42,6 @@ use crate::train::optimizer::AdamW;
 use crate::train::state;
 use evaluation::Evaluation;
 use finish::Exports;
-use policies::Policies;
-use prepare::Prepared;
 use serde_json::json;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -181,6 +181,14 @@ pub fn blocks(
     sized.into_iter().filter(|size| size.tensors > 0).collect()
 }
 
+/// Bytes of the text stack of `spec` on the device.
+pub fn device_bytes(spec: &ModelSpec, weights: WeightDtype) -> usize {
+    let of = |(name, shape): (&String, &Vec<usize>)| {
+        block_of(spec, name).map_or(0, |block| shape.iter().product::<usize>() * block.value_bytes(weights))
+    };
+    spec.tensors.iter().map(of).sum()
+}
+
 /// The block of a tensor of the text stack; `None` for a name that is not in it.
 fn block_of(spec: &ModelSpec, name: &str) -> Option<Block> {
     let rest = name.strip_prefix(&spec.prefix).unwrap_or(name);

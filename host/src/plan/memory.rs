@@ -4,11 +4,13 @@
 //! layers, and in each layer's backward pass its feed-forward half and its attention half. What a kernel takes beside its
 //! inputs and results it tells itself (`workspace_bytes`, those of the CPU); everything else is a tensor of the layer.
 
-use crate::config::{Recompute, RecomputeGranularity, RecomputeWord, TrainConfig};
+use super::blocks::device_bytes;
+use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord, TrainConfig};
 use crate::model::config::{LayerConfig, TextConfig};
 use crate::model::lora::LoraPlan;
-use crate::model::spec::Slot;
-use serde::Serialize;
+use crate::model::spec::{ModelSpec, Slot};
+use crate::run::machine::resident_bytes;
+use serde::{Deserialize, Serialize};
 use tunehost_kernels::attention::{self, Heads};
 use tunehost_kernels::{cross_entropy, linear, moe};
 
@@ -20,7 +22,7 @@ const NAIVE_LOGIT_BYTES: usize = 2 + 4 + 4 + 4;
 pub const SLACK: f64 = 0.05;
 
 /// A micro-batch whose rows are all full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// Rows.
     pub micro_batch: usize,
@@ -79,6 +81,21 @@ pub struct Model<'a> {
     pub process_bytes: usize,
     /// Threads of the device's kernels.
     pub threads: usize,
+}
+
+impl<'a> Model<'a> {
+    /// The model of a run of `config`. What this process holds by now, a run holds too before it reads its base: where they share
+    /// memory it is counted.
+    pub fn new(config: &'a Config, text: &'a TextConfig, spec: &ModelSpec, lora: &'a LoraPlan) -> Self {
+        Self {
+            text,
+            lora,
+            train: &config.train,
+            base_bytes: device_bytes(spec, config.model.weights),
+            process_bytes: if config.model.device == "cpu" { resident_bytes().unwrap_or(0) } else { 0 },
+            threads: rayon::current_num_threads(),
+        }
+    }
 }
 
 impl Model<'_> {

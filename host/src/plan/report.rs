@@ -1,15 +1,16 @@
 //! The sizing of a run as one value, printed as text or as JSON.
 
-use super::Source;
 use super::blocks::{BlockSize, blocks};
 use super::memory::{Memory, Model, Shape};
 use super::steps::{Schedule, Speed, Steps};
+use super::{Source, Spread};
 use crate::config::{Config, WeightDtype};
 use crate::corpus::{Corpus, TruncationReport};
 use crate::model::spec::{ModelSpec, Slot, Towers};
 use crate::run::retention::kept_at_once;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Micro-batches that the table of memory goes over.
 const MICRO_BATCHES: std::ops::RangeInclusive<usize> = 1..=8;
@@ -27,13 +28,15 @@ pub struct Report {
     pub adapters: Adapters,
     /// What the device must hold.
     pub memory: MemoryReport,
+    /// What `tunehost smoke` measured of it; null where nothing was.
+    pub measured: Option<Measured>,
     /// The optimiser's steps.
     pub steps: Steps,
     /// What length limit, padding and sampler cost.
     pub corpus: CorpusCost,
     /// The speed that times are of, where one was stated.
     pub speed: Option<Speed>,
-    /// The run at each utilisation.
+    /// The run at each pace: as measured, slowest first, and at each utilisation.
     pub schedules: Vec<Schedule>,
     /// What is written.
     pub disk: Disk,
@@ -235,6 +238,37 @@ impl MemoryReport {
     }
 }
 
+/// What `tunehost smoke` measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measured {
+    /// On the run's device, by its own engine.
+    pub source: Source,
+    /// The file that has it.
+    pub path: PathBuf,
+    /// Why it is not used; null where it is.
+    pub unused: Option<String>,
+    /// When it was measured, UTC; null where it is not used.
+    pub measured: Option<String>,
+    /// The shapes; none where it is not used.
+    pub shapes: Vec<MeasuredShape>,
+}
+
+/// A shape as it was measured, beside what is computed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MeasuredShape {
+    /// The shape.
+    #[serde(flatten)]
+    pub shape: Shape,
+    /// What became of it: `fits`, `out of memory`, `crashed`, `not tried`.
+    pub outcome: &'static str,
+    /// The peak as it was computed where it was measured.
+    pub computed_peak_bytes: usize,
+    /// The process's peak; of one that failed, when it last told.
+    pub peak_bytes: Option<usize>,
+    /// Time of a micro-batch.
+    pub micro_batch_s: Option<Spread>,
+}
+
 /// What the length limit and the sampler cost.
 #[derive(Debug, Serialize)]
 pub struct CorpusCost {
@@ -263,7 +297,7 @@ pub struct Disk {
     pub encode_cache_bytes: usize,
     /// One checkpoint.
     pub checkpoint_bytes: usize,
-    /// Those that stay of the most that a schedule saves; null where no speed was stated.
+    /// Those that stay of the most that a schedule saves; null without a schedule.
     pub checkpoints_bytes: Option<usize>,
     /// The exported adapter.
     pub adapter_bytes: usize,
@@ -279,6 +313,7 @@ impl Report {
         base: Base,
         model: &Model,
         limit: Limit,
+        measured: Option<Measured>,
         corpus: &Corpus,
         steps: Steps,
         left_out_records: usize,
@@ -310,7 +345,7 @@ impl Report {
         };
         let adapters = Adapters::new(model, base.parameters);
         let memory = MemoryReport::new(config, model, limit, steps.largest_micro_batch_tokens);
-        Self { base, adapters, memory, steps, corpus, speed, schedules, disk }
+        Self { base, adapters, memory, measured, steps, corpus, speed, schedules, disk }
     }
 
     /// The adapters as a table.

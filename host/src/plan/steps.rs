@@ -28,11 +28,16 @@ pub struct Steps {
     pub padded_tokens: usize,
     /// Tokens of the largest micro-batch.
     pub largest_micro_batch_tokens: usize,
+    /// Tokens of the longest record.
+    pub longest_record_tokens: usize,
     /// Operations of all steps.
     pub work: Work,
     /// Operations of each step that are performed.
     #[serde(skip)]
     pub step_flop: Vec<f64>,
+    /// Tokens of each step, and the sum of the squares of its documents' lengths.
+    #[serde(skip)]
+    pub step_lengths: Vec<(f64, f64)>,
 }
 
 /// Counts the steps over `records`.
@@ -47,8 +52,10 @@ pub fn steps(model: &Model, steps: &[Step], records: &[Record]) -> Steps {
         trained_tokens: 0,
         padded_tokens: 0,
         largest_micro_batch_tokens: 0,
+        longest_record_tokens: 0,
         work: Work::default(),
         step_flop: Vec::with_capacity(steps.len()),
+        step_lengths: Vec::with_capacity(steps.len()),
     };
     for step in steps {
         let of_step = || step.batches.iter().flat_map(|b| b.rows.iter().flatten()).map(|i| *i as usize);
@@ -60,7 +67,11 @@ pub fn steps(model: &Model, steps: &[Step], records: &[Record]) -> Steps {
         }
         let with_target = of_step().map(|i| trained[i]).sum();
         out.trained_tokens += with_target;
-        let work = model.work(of_step().map(|i| records[i].tokens.len()), with_target);
+        let lengths = || of_step().map(|i| records[i].tokens.len());
+        let squares = lengths().map(|length| (length * length) as f64).sum();
+        out.longest_record_tokens = lengths().max().unwrap_or(0).max(out.longest_record_tokens);
+        out.step_lengths.push((lengths().sum::<usize>() as f64, squares));
+        let work = model.work(lengths(), with_target);
         out.work = out.work + work;
         out.step_flop.push(work.performed_flop);
     }
@@ -93,13 +104,36 @@ impl Speed {
         utilisation.sort_by(f64::total_cmp);
         Ok(Self { source: Source::Assumed, peak_tflops, utilisation })
     }
+
+    /// The run's `steps` at each share.
+    pub fn paces(&self, steps: &Steps) -> Vec<Pace> {
+        let at = |share: &f64| Pace {
+            source: self.source,
+            at: format!("{:.1}% of {} TFLOP/s", share * 100.0, self.peak_tflops),
+            step_s: steps.step_flop.iter().map(|flop| flop / (self.peak_tflops * 1e12 * share)).collect(),
+        };
+        self.utilisation.iter().map(at).collect()
+    }
 }
 
-/// A run at one speed.
+/// How long each step of a run takes, on one ground.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pace {
+    /// Where that comes from.
+    pub source: Source,
+    /// The same in words.
+    pub at: String,
+    /// Seconds of each step.
+    pub step_s: Vec<f64>,
+}
+
+/// A run at one pace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Schedule {
-    /// Share of the device's peak that is assumed.
-    pub utilisation: f64,
+    /// Where the pace comes from.
+    pub source: Source,
+    /// The same in words.
+    pub at: String,
     /// Training alone: no evaluation, no export.
     pub training_s: f64,
     /// Steps after which the scheduler saves, and the last step that is run.
@@ -111,23 +145,17 @@ pub struct Schedule {
 /// The loss that a scheduler is told on the simulated clock: the same after every step.
 const LOSS: f64 = 1.0;
 
-/// Asks `scheduler` after each step on a clock that goes on by the step's work at `utilisation` of the peak from `start_ms`. A
-/// save takes no time: it is written beside the training.
+/// Asks `scheduler` after each step on a clock that goes on by the step's time at `pace` from `start_ms`. A save takes no time: it is
+/// written beside the training.
 ///
 /// # Errors
 /// Those of a call that fails.
-pub fn schedule(
-    scheduler: &mut CheckpointScheduler,
-    steps: &Steps,
-    speed: &Speed,
-    utilisation: f64,
-    start_ms: u64,
-) -> Result<Schedule> {
-    let total_steps = steps.step_flop.len() as u64;
+pub fn schedule(scheduler: &mut CheckpointScheduler, pace: &Pace, start_ms: u64) -> Result<Schedule> {
+    let total_steps = pace.step_s.len() as u64;
     let (mut elapsed_s, mut saved_s) = (0.0, 0.0);
     let (mut checkpoints, mut stopped) = (Vec::new(), None);
-    for (step, flop) in (1..).zip(&steps.step_flop) {
-        elapsed_s += flop / (speed.peak_tflops * 1e12 * utilisation);
+    for (step, seconds) in (1..).zip(&pace.step_s) {
+        elapsed_s += seconds;
         let decision = scheduler.after_step(&StepInfo {
             step,
             total_steps,
@@ -147,5 +175,6 @@ pub fn schedule(
             break;
         }
     }
-    Ok(Schedule { utilisation, training_s: elapsed_s, checkpoints, stopped })
+    let Pace { source, at, .. } = pace.clone();
+    Ok(Schedule { source, at, training_s: elapsed_s, checkpoints, stopped })
 }

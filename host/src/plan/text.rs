@@ -1,7 +1,7 @@
 //! The report as a person reads it.
 
 use super::blocks::BlockSize;
-use super::report::{Report, Sized};
+use super::report::{MeasuredShape, Report, Sized};
 use crate::model::lora::group;
 use crate::report::{bytes, duration};
 use std::fmt::{self, Display, Formatter};
@@ -19,6 +19,7 @@ impl Display for Report {
         )?;
         write!(out, "{}", self.adapter_table())?;
         self.memory(out)?;
+        self.measured(out)?;
         self.corpus(out)?;
         self.steps(out)?;
         self.disk(out)
@@ -127,6 +128,35 @@ impl Report {
         writeln!(out)
     }
 
+    fn measured(&self, out: &mut Formatter) -> fmt::Result {
+        let Some(measured) = &self.measured else {
+            return writeln!(
+                out,
+                "\nnothing was measured: tunehost smoke CONFIG computes these shapes on this machine"
+            );
+        };
+        let path = measured.path.display();
+        if let Some(why) = &measured.unused {
+            return writeln!(out, "\n{path} is not used: {why}");
+        }
+        writeln!(out, "\nmeasured on {} ({path})", measured.measured.as_deref().unwrap_or_default())?;
+        let size = |peak: Option<usize>| peak.map_or_else(|| "not known".into(), bytes);
+        for MeasuredShape { shape, outcome, computed_peak_bytes, peak_bytes, micro_batch_s } in &measured.shapes {
+            let (rows, width) = (shape.micro_batch, group(shape.seq_len_tokens));
+            write!(out, "  {:<14} {outcome:<14}", format!("{rows} x {width}"))?;
+            match micro_batch_s {
+                Some(time) => writeln!(
+                    out,
+                    "peak {} measured, {} computed; {time} s a micro-batch",
+                    size(*peak_bytes),
+                    bytes(*computed_peak_bytes)
+                )?,
+                None => writeln!(out, "peak {} computed", bytes(*computed_peak_bytes))?,
+            }
+        }
+        Ok(())
+    }
+
     fn corpus(&self, out: &mut Formatter) -> fmt::Result {
         let c = &self.corpus;
         writeln!(
@@ -157,20 +187,23 @@ impl Report {
             s.work.nominal_flop,
             s.work.performed_flop
         )?;
-        match &self.speed {
-            None => writeln!(out, "time and checkpoints: not told without a speed (--peak-tflops, --utilisation)")?,
-            Some(speed) => writeln!(
+        match self.schedules.is_empty() {
+            true => writeln!(
                 out,
-                "time and checkpoints (assumed: {} TFLOP/s at most, the same loss after every step, saves that take no time)",
-                speed.peak_tflops
+                "time and checkpoints: not told without a speed: tunehost smoke CONFIG measures it; --peak-tflops, --utilisation assume it"
+            )?,
+            false => writeln!(
+                out,
+                "time and checkpoints (the same loss after every step and saves that take no time: assumed)"
             )?,
         }
         for schedule in &self.schedules {
             let stopped = schedule.stopped.as_ref().map(|why| format!("; stopped {why}")).unwrap_or_default();
             writeln!(
                 out,
-                "  at {:.1}% of it: {} of training, {} checkpoints, the first after step {}{stopped}",
-                schedule.utilisation * 100.0,
+                "  {} ({}): {} of training, {} checkpoints, the first after step {}{stopped}",
+                schedule.at,
+                schedule.source.name(),
                 duration(Duration::from_secs_f64(schedule.training_s)),
                 schedule.checkpoints.len(),
                 schedule.checkpoints.first().copied().unwrap_or_default()

@@ -88,8 +88,18 @@ pub fn free_memory_bytes(name: &str) -> Option<u64> {
 
 /// Memory that this process holds now; nothing where the system does not tell.
 pub fn resident_bytes() -> Option<usize> {
+    status_bytes("VmRSS:")
+}
+
+/// The most memory that this process held; nothing where the system does not tell.
+pub fn peak_resident_bytes() -> Option<usize> {
+    status_bytes("VmHWM:")
+}
+
+/// Bytes of a line of `/proc/self/status`.
+fn status_bytes(name: &str) -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().trim_end_matches(" kB").parse::<usize>().ok()? * 1024)
 }
 

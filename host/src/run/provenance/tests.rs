@@ -1,6 +1,6 @@
 use super::*;
 use crate::config;
-use serde_json::Value;
+use crate::documented::assert_documented;
 
 /// Provenance of a run over small files in `root`, with `lr` and a corpus text.
 pub(in crate::run) fn sample(root: &Path, lr: &str, corpus: &str) -> Provenance {
@@ -62,20 +62,6 @@ fn it_is_read_back_and_updated() {
     assert_eq!(provenance.resumes[0].from_step, 7);
 }
 
-/// Every node of `value` below the root, as the names that lead to it.
-fn nodes(value: &Value, path: &[String], out: &mut Vec<Vec<String>>) {
-    let children: Vec<(String, &Value)> = match value {
-        Value::Object(map) => map.iter().map(|(name, child)| (name.clone(), child)).collect(),
-        Value::Array(list) => list.iter().enumerate().map(|(i, child)| (i.to_string(), child)).collect(),
-        _ => Vec::new(),
-    };
-    for (name, child) in children {
-        let path: Vec<String> = path.iter().cloned().chain([name]).collect();
-        nodes(child, &path, out);
-        out.push(path);
-    }
-}
-
 #[test]
 fn every_key_that_is_written_is_documented_and_no_other() {
     let root = tempfile::tempdir().unwrap();
@@ -111,33 +97,8 @@ fn every_key_that_is_written_is_documented_and_no_other() {
         exports: [("export/adapter/a".into(), file.clone().unwrap())].into(),
         files: [("metrics.jsonl".into(), file.unwrap())].into(),
     });
-    let table = include_str!("../provenance.md").lines().filter(|line| line.starts_with("| `"));
-    let keys =
-        table.flat_map(|line| line.split('|').nth(1).unwrap().split(',').map(|key| key.trim().trim_matches('`')));
-    let documented: Vec<Vec<&str>> = keys.map(|key| key.split('.').collect()).collect();
-    let fits = |key: &Vec<&str>, node: &Vec<String>| {
-        key.len() == node.len() && key.iter().zip(node).all(|(key, name)| *key == "*" || key == name)
-    };
-    let mut all = Vec::new();
-    for sample in [&plain, &full] {
-        let value = serde_json::to_value(sample).unwrap();
-        nodes(&value, &[], &mut all);
-        let mut written = Vec::new();
-        nodes(&value, &[], &mut written);
-        // What holds other keys needs no line of its own.
-        let leaf = |node: &Vec<String>| {
-            let at = node
-                .iter()
-                .fold(&value, |at, name| at.get(name).or_else(|| at.get(name.parse::<usize>().ok()?)).unwrap());
-            !(at.is_object() || at.is_array())
-        };
-        for node in written.iter().filter(|node| leaf(node)) {
-            assert!(documented.iter().any(|key| fits(key, node)), "{node:?} is not in provenance.md");
-        }
-    }
-    for key in &documented {
-        assert!(all.iter().any(|node| fits(key, node)), "{key:?} is in provenance.md and not written");
-    }
+    let samples = [&plain, &full].map(|sample| serde_json::to_value(sample).unwrap());
+    assert_documented(include_str!("../provenance.md"), &samples);
 }
 
 #[test]
