@@ -324,6 +324,11 @@ fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
     // Three steps of warm-up, of which the first was done with the other rate.
     assert!(rates.len() == STEPS && (rates[2] - 2e-3).abs() < 1e-9, "{rates:?}");
     assert_eq!(provenance(&run)["resumes"][1]["allowed"], Value::Array(Vec::new()));
+    // What was computed since is as it was recorded, with what was accepted.
+    let verify = ["runs", "verify", run.to_str().unwrap(), "--steps", "3"];
+    let out = tunehost(&verify).env("TUNEHOST_ISA", "portable").output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && said.contains("recomputed: steps "), "{said}");
 }
 
 /// The run as if it had been killed when all but its end was written down.
@@ -446,12 +451,36 @@ fn a_log_that_was_changed_is_named_by_its_line() {
         }
         fs::write(&path, whole).unwrap();
     }
-    // Which the checkpoint holds, and the plan.
+    let metrics = run.join("metrics.jsonl");
+    fs::remove_file(&metrics).unwrap();
+    let said = fails(&resume, 6);
+    assert!(said.contains("metrics.jsonl is gone") && said.contains("the checkpoint holds those lines: cp "), "{said}");
+    // Which the checkpoint holds, and the plan; of clock readings nothing hangs.
+    fs::write(run.join("timing.jsonl"), "{}\n").unwrap();
     let checkpoints = run.join("checkpoints/step-000001");
     fs::copy(checkpoints.join("metrics.jsonl"), run.join("metrics.jsonl")).unwrap();
     fs::remove_file(run.join("order-manifest.jsonl")).unwrap();
-    ok(&resume);
+    let out = common::output(&resume);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("clock readings before step 2 are lost; what was there"), "{said}");
     ok(&["runs", "verify", run.to_str().unwrap(), "--hashes-only"]);
+}
+
+#[test]
+fn steps_that_are_computed_again_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run = dir.path().join("run");
+    one_step(&config, &run);
+    ok(&["resume", run.to_str().unwrap(), "--until", &soon()]);
+    fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    let out = common::output(&["resume", run.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        said.contains("no checkpoint is left: steps 1 to 2 were computed before, and are computed again"),
+        "{said}"
+    );
+    assert!(out.status.success(), "{said}");
 }
 
 /// That a resume was refused for a change of `key`, naming two values.

@@ -34,6 +34,7 @@ use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::{Until, utc_now};
 use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command};
 use crate::run::manifest::{self, MicroBatches, OrderManifest};
+use crate::run::metrics;
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, GateRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
@@ -181,6 +182,12 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     let since = provenance.resumes.iter().filter(|resume| resume.from_step >= step);
     let same_scheduler = since.flat_map(|r| &r.allowed).chain(&allowed).all(|change| change.key != SCHEDULER);
     reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
+    let reached = metrics::steps_logged(&folder.file(METRICS))?.max(provenance.outcome.as_ref().map_or(0, |o| o.step));
+    if reached > step {
+        let again = format!("steps {} to {reached} were computed before, and are computed again", step + 1);
+        let left = if step == 0 { "no checkpoint is left" } else { "the newest checkpoint is older" };
+        reporter.warn(format!("{left}: {again}"));
+    }
     let session = Session { config, folder: &folder, stop: &stop, until, started };
     provenance.order_manifest = Some(session.commit_order(&prepared, provenance.order_manifest.as_ref())?);
     session.conclude(window, provenance, reporter, |session, provenance, reporter| {
@@ -208,7 +215,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
                 (adapter, optimizer)
             }
         };
-        let metrics = newest
+        let written = newest
             .checkpoint
             .and_then(|(path, mut checkpoint)| Some((path.join(METRICS), checkpoint.files.remove(METRICS)?)));
         if !as_before {
@@ -216,7 +223,13 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
         }
         provenance.resumed(step, allowed);
         provenance.write(&folder)?;
-        session.train(&mut prepared, &engine, Progress { step, adapter, optimizer, metrics }, provenance, reporter)
+        session.train(
+            &mut prepared,
+            &engine,
+            Progress { step, adapter, optimizer, metrics: written },
+            provenance,
+            reporter,
+        )
     })
 }
 

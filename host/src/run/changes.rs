@@ -53,7 +53,7 @@ impl fmt::Display for Change {
 }
 
 /// What the run was when it started, with everything that a resume let change since.
-fn accepted(stored: &Provenance) -> BTreeMap<String, String> {
+pub(super) fn accepted(stored: &Provenance) -> BTreeMap<String, String> {
     let mut out = fingerprint(stored);
     for Change { key, is, .. } in stored.resumes.iter().flat_map(|resume| &resume.allowed) {
         match is {
