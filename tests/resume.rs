@@ -280,10 +280,12 @@ fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
     }
     let own = dir.path().join("own.wasm");
     fs::copy(dist.join("in-order.wasm"), &own).unwrap();
-    assert_changed(&fails(&resume, 6), "plugin/sampler");
-    // Allowed, it would still have to plan what is written down.
+    let said = fails(&resume, 6);
+    assert_changed(&said, "plugin/sampler");
+    // Allowed, it would still have to plan what is written down, which is said at once.
+    assert!(said.contains("--allow cannot help: the plan of epoch 0 is not the one in "), "{said}");
     let said = fails(&[&resume[..], &["--allow", "plugin"]].concat(), 6);
-    assert!(said.contains("run::order_changed"), "{said}");
+    assert!(said.contains("run::order_changed") && !said.contains("noted in provenance"), "{said}");
     assert_eq!(provenance(&run)["resumes"], Value::Array(Vec::new()), "a refused resume is none");
     fs::copy(dist.join("shuffled.wasm"), &own).unwrap();
     let said = fails(&[&resume[..], &["--set", "lora.rank=8", "--allow", "lora.rank"]].concat(), 6);
@@ -447,6 +449,7 @@ fn a_log_that_was_changed_is_named_by_its_line() {
             let line = 1 + whole.lines().zip(text.lines()).take_while(|(a, b)| a == b).count();
             assert!(said.contains(code) && said.contains(&format!("{name}:{line}: ")), "{said}");
             assert!(said.contains("restore "), "{said}");
+            assert_eq!(provenance(&run)["outcome"]["status"], "stopped", "what is refused is no end of the run");
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
         fs::write(&path, whole).unwrap();
@@ -487,5 +490,6 @@ fn steps_that_are_computed_again_are_said() {
 fn assert_changed(said: &str, key: &str) {
     let line = said.lines().find(|line| line.trim_start().starts_with(&format!("{key}: was "))).expect(said);
     let (was, is) = line.split_once(": was ").unwrap().1.split_once(", is ").unwrap();
+    assert_eq!(is.ends_with("records.jsonl)"), key == "corpus[0]", "a file of the corpus is named: {line}");
     assert!(said.contains("run::changed") && was != is && was != "absent" && is != "absent", "{said}");
 }

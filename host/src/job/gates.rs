@@ -1,7 +1,7 @@
 //! The gates before anything long starts: the plan, what it takes, and what it is computed with.
 
 use super::prepare::Prepared;
-use crate::config::{Action, Config};
+use crate::config::{Action, Config, WeightDtype};
 use crate::corpus::Record;
 use crate::device;
 use crate::error::{Error, Result};
@@ -94,7 +94,8 @@ pub fn before_start(
     look("free_disk", set.free_disk, &|| gates::free_disk(&disk, free_disk_bytes(folder)))?;
     look("smoke", set.smoke, &|| smoked(config, prepared, reporter))?;
     // A request for four bits stopped the run before its corpus was read.
-    let found = format!("no 4-bit weights were asked for: every one is kept in {} or f32", config.model.weights.name());
+    let format = if config.model.weights == WeightDtype::F32 { "f32" } else { "bf16 or f32" };
+    let found = format!("no 4-bit weights were asked for: every one is kept in {format}");
     records.insert("quantize".into(), GateRecord { action: Action::Stop, verdict: Verdict::Passed, found });
     if let Some(template) = &corpus.template {
         // Another one than the base's stopped the run before its corpus was read, unless it was accepted.

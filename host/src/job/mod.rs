@@ -29,7 +29,7 @@ use crate::model::adapter::Adapter;
 use crate::model::lora::LoraPlan;
 use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
-use crate::run::changes::{configuration, refuse_changes};
+use crate::run::changes::{configuration, refuse_changes_beside};
 use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::{Until, utc_now};
 use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command};
@@ -160,12 +160,13 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     provenance.eligibility = Some(eligibility);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
     let now = inputs::provenance(folder.path(), &resolved, &prepared)?;
-    let allowed = refuse_changes(&provenance, &now, allow)?;
+    let written = OrderManifest::open(&folder.file(ORDER)).ok().filter(|order| order.epoch(0).next().is_some());
+    let order =
+        written.map(|order| epoch_orders(&prepared).try_for_each(|(epoch, plan)| order.check_epoch(epoch, &plan)));
+    let other_order = order.and_then(Result::err);
+    let allowed = refuse_changes_beside(&provenance, &now, allow, other_order.as_ref())?;
     if finished {
         return finish::say_finished(&folder, &provenance, reporter);
-    }
-    for change in &allowed {
-        reporter.warn(format!("allowed and noted in provenance: {change}"));
     }
     gates::before_start(config, &prepared, &now.kernels, folder.path(), &mut provenance.gates, reporter)?;
     let newest = newest_whole(&folder.file(CHECKPOINTS))?;
@@ -187,6 +188,10 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
         let again = format!("steps {} to {reached} were computed before, and are computed again", step + 1);
         let left = if step == 0 { "no checkpoint is left" } else { "the newest checkpoint is older" };
         reporter.warn(format!("{left}: {again}"));
+    }
+    if let Some((path, checkpoint)) = &newest.checkpoint {
+        let (saved, copy) = (path.join(METRICS), checkpoint.files.get(METRICS));
+        metrics::check(&folder.file(METRICS), step, copy.map(|copy| (saved.as_path(), copy.as_slice())))?;
     }
     let session = Session { config, folder: &folder, stop: &stop, until, started };
     provenance.order_manifest = Some(session.commit_order(&prepared, provenance.order_manifest.as_ref())?);
@@ -221,8 +226,10 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
         if !as_before {
             finish::set_results_aside(&folder, reporter)?;
         }
+        let noted: Vec<String> = allowed.iter().map(|change| change.to_string()).collect();
         provenance.resumed(step, allowed);
         provenance.write(&folder)?;
+        noted.iter().for_each(|change| reporter.warn(format!("allowed and noted in provenance: {change}")));
         session.train(
             &mut prepared,
             &engine,

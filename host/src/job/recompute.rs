@@ -54,12 +54,15 @@ pub fn recompute(run: &Path, steps: u64) -> Result<Vec<Check>> {
     };
     check("order".into(), run.join(ORDER), again.order());
     let done = again.metrics.iter().filter(|metric| matches!(metric, Metric::Step(_))).count() as u64;
-    let steps = steps.min(done.saturating_sub(since));
-    if steps > 0 {
+    let (asked, steps) = (steps, steps.min(done.saturating_sub(since)));
+    if steps == 0 {
+        check(format!("no step of {done}, {asked} asked for"), run.join(METRICS), Ok(()));
+    } else {
         let from = again.newest(|checkpoint| checkpoint.step >= since && checkpoint.step + steps <= done)?;
         let first = from.as_ref().map_or(0, |(_, checkpoint)| checkpoint.step);
         if first >= since {
-            let what = format!("steps {} to {}", first + 1, first + steps);
+            let all = if steps < asked { format!(", of {asked} asked for") } else { String::new() };
+            let what = format!("steps {} to {}{all}", first + 1, first + steps);
             check(what, run.join(METRICS), again.steps(from, first..first + steps));
         } else {
             let what =

@@ -128,21 +128,7 @@ impl StepLog {
     /// `run::log_broken`, naming the line, where one that is kept is not what was written or cannot be read, or where the file ends
     /// before `step`.
     pub fn resume(path: &Path, step: u64, copy: Option<(&Path, &[u8])>) -> Result<Self> {
-        let text = match fs::read(path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == ErrorKind::NotFound && step == 0 => return Self::create(path),
-            Err(e) if e.kind() == ErrorKind::NotFound => {
-                let gone = Error::new("run::log_broken", format!("{} is gone", path.display()))
-                    .expected(format!("the lines up to step {step}, from which the run goes on"));
-                return Err(gone.help(copy.map_or("restore it from a copy".into(), |(saved, _)| restore(saved, path))));
-            }
-            Err(e) => return Err(Error::io("read", path, e)),
-        };
-        let kept = match copy {
-            _ if step == 0 => 0,
-            Some((saved, written)) => same_bytes(path, &text, saved, written)?,
-            None => kept_bytes(path, &text, step)?,
-        };
+        let Some((text, kept)) = kept(path, step, copy)? else { return Self::create(path) };
         if kept < text.len() {
             atomic::write(path, &text[..kept], Existing::Replace)?;
         }
@@ -185,6 +171,34 @@ impl StepLog {
     pub fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(|e| Error::io("sync", &self.path, e))
     }
+}
+
+/// Refuses a file that [`StepLog::resume`] would refuse, and changes nothing.
+///
+/// # Errors
+/// Those of [`StepLog::resume`].
+pub fn check(path: &Path, step: u64, copy: Option<(&Path, &[u8])>) -> Result<()> {
+    kept(path, step, copy).map(drop)
+}
+
+/// The text of a log, and how much of it is kept by a run that goes on after `step`; nothing where there is none and none is needed.
+fn kept(path: &Path, step: u64, copy: Option<(&Path, &[u8])>) -> Result<Option<(Vec<u8>, usize)>> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound && step == 0 => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            let gone = Error::new("run::log_broken", format!("{} is gone", path.display()))
+                .expected(format!("the lines up to step {step}, from which the run goes on"));
+            return Err(gone.help(copy.map_or("restore it from a copy".into(), |(saved, _)| restore(saved, path))));
+        }
+        Err(e) => return Err(Error::io("read", path, e)),
+    };
+    let kept = match copy {
+        _ if step == 0 => 0,
+        Some((saved, written)) => same_bytes(path, &text, saved, written)?,
+        None => kept_bytes(path, &text, step)?,
+    };
+    Ok(Some((text, kept)))
 }
 
 /// The lines of a `metrics.jsonl`; none where there is no such file.

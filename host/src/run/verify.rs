@@ -123,6 +123,8 @@ pub fn not_recomputed(run: &Path, error: &Error) -> Check {
 /// The checks as lines, those that failed with what is wrong.
 pub fn text(checks: &[Check]) -> String {
     let line = |c: &Check| match &c.problem {
+        // Which of the sources' files it is, a number alone does not tell.
+        None if c.what.starts_with("corpus[") => format!("ok       {} ({})\n", c.what, c.path),
         None => format!("ok       {}\n", c.what),
         Some(problem) => format!("CHANGED  {} ({}): {problem}\n", c.what, c.path),
     };
