@@ -173,6 +173,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     for broken in &newest.broken {
         reporter.warn(format!("passed over: {broken}"));
     }
+    newest.refuse_in_the_way(prepared.steps.len() as u64)?;
     for foreign in &newest.foreign {
         reporter.warn(format!("left alone: {} is no checkpoint that this run wrote", foreign.display()));
     }
