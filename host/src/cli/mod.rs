@@ -24,6 +24,7 @@ use crate::plugins::project::Language;
 use crate::report::{Mode, Reporter};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use tunehost_kernels::simd;
 
 /// LoRA-tunes Gemma-family mixture-of-experts models; policy is in sandboxed WebAssembly plugins.
 #[derive(Debug, Parser)]
@@ -465,6 +466,11 @@ enum ConfigCommand {
 /// # Errors
 /// Whatever the command met; the caller prints it and exits with [`Error::exit_code`].
 pub fn execute(cli: Cli) -> Result<()> {
+    simd::asked().map_err(|other| {
+        Error::new("usage::isa", format!("TUNEHOST_ISA is `{other}`"))
+            .expected("portable, avx2 or avx512")
+            .help("without it, the kernels use the best that the processor has")
+    })?;
     match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),

@@ -44,15 +44,19 @@ pub fn take_device(config: &Config, records: &mut Records, reporter: &Reporter) 
             .help("end them, or wait until they end; --set model.allow_shared=true computes beside them"));
     }
     let action = if shared { Action::Warn } else { Action::Stop };
+    let hidden = lease.as_ref().and_then(|lease| lease.hidden.as_ref());
     let (verdict, mut found) = match &lease {
-        Some(_) if by.is_empty() => (Verdict::Passed, format!("{name} is this run's alone")),
+        Some(_) if by.is_empty() => {
+            let verdict = if hidden.is_some() { Verdict::Warned } else { Verdict::Passed };
+            (verdict, format!("{name} is this run's alone"))
+        }
         Some(_) => (Verdict::Warned, format!("{name} is shared with {}: model.allow_shared", by.join(", "))),
         None => (Verdict::Warned, format!("{name} is shared with another run: model.allow_shared")),
     };
     if unseen > 0 {
         found += &format!("; what {unseen} processes of other users have open could not be seen");
     }
-    if let Some(why) = lease.as_ref().and_then(|lease| lease.hidden.as_ref()) {
+    if let Some(why) = hidden {
         found += &format!("; the runs of other users do not see it: {why}");
     }
     if verdict == Verdict::Warned {

@@ -7,7 +7,7 @@ use super::folder::{CHECKPOINTS, CONFIG, METRICS, ORDER};
 use super::manifest::OrderManifest;
 use super::metrics::{self, Metric};
 use super::provenance::Provenance;
-use super::written::Written;
+use super::written::{RECORD, Written};
 use crate::config::{self, PluginsConfig};
 use crate::corpus;
 use crate::error::{Error, Result};
@@ -95,10 +95,14 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
     let path = run.join(METRICS);
     check("metrics".into(), &path, whole_metrics(&path, provenance.outcome.as_ref().map_or(0, |o| o.step)));
     let checkpoints = run.join(CHECKPOINTS);
-    let written = Written::read(&checkpoints)?;
-    for folder in checkpoint::folders(&checkpoints)? {
+    let (written, folders) = (Written::read(&checkpoints)?, checkpoint::folders(&checkpoints)?);
+    let record = checkpoints.join(RECORD);
+    let there = folders.is_empty() || record.exists();
+    let gone = || Error::new("run::verify_failed", "it is gone, and says which checkpoints this run wrote");
+    check(format!("{CHECKPOINTS}/{RECORD}"), &record, if there { Ok(()) } else { Err(gone()) });
+    for folder in folders {
         let name = checkpoint::name_of(&folder);
-        let ours = || match written.holds(name, &folder) {
+        let ours = || match !there || written.holds(name, &folder) {
             true => Ok(()),
             false => Err(Error::new("run::verify_failed", "it is not one that this run wrote")),
         };
