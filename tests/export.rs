@@ -167,8 +167,15 @@ fn without_its_corpus(run: &Path, dir: &Path, records: &str) {
     assert!(stdout.contains("scales      plain for all 185 modules: there are no training records"), "{stdout}");
     let scales = json(&dir.join("plain/export.json"))["scales"].clone();
     assert_eq!(scales, serde_json::json!({"records": 0, "modules": 0, "of": 185, "error": null, "plain_error": null}));
-    let report = exports(run, &dir.join("searched"), &[&fp8[..], &["--training-data", records]].concat());
-    assert_eq!((&report["scales"]["records"], &report["run"]), (&16.into(), &Value::from("run")));
+    let searched = [&fp8[..], &["--training-data", records]].concat();
+    let said = output(&export(run, &dir.join("searched"), &searched));
+    assert!(
+        String::from_utf8_lossy(&said.stderr).contains("16 of the 16 records to judge by were trained"),
+        "{said:?}"
+    );
+    let report = json(&dir.join("searched/export.json"));
+    assert_eq!(report["scales"]["records"], 16);
+    assert!(report["run"].as_str().unwrap().starts_with("run-"), "{report:#}");
     fs::write(run.join("config.resolved.toml"), config).unwrap();
 }
 
@@ -263,6 +270,8 @@ fn advice_is_of_the_flags_that_were_typed() {
         let configuration = ["model.base", "data.template", "plugins.config"].iter().any(|key| error.contains(key));
         assert!(parts.iter().all(|part| error.contains(part)) && !configuration, "{parts:?} in\n{error}");
     }
+    let by_default = exports(&[on_base, &["--template", "base", "--set", "scheme=fp8"]].concat(), 5);
+    assert!(by_default.contains("`scheme` is of --exporter merge-then-quantize"), "{by_default}");
     let said = fails(&["score", "nowhere", "--data", "x"], 4);
     assert!(said.contains("model::not_found") && said.contains("layout: MODEL"), "{said}");
     let said = fails(&["score", "tests/fixtures/tiny-base", JUDGED[4], JUDGED[5]], 3);

@@ -221,7 +221,7 @@ enum PromptFormArg {
 struct ScoreArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// JSONL file of `messages`, `text` or `input_ids` records. May be repeated.
+    /// Records: a file, a folder or a glob. May be repeated.
     #[arg(long, value_name = "FILE", required = true)]
     data: Vec<PathBuf>,
     /// Chat template for `messages`: a file, or the word `base` for the one in the model folder.
