@@ -384,7 +384,9 @@ fn written(format: &Value, dir: &Path, isa: Option<&str>) -> Vec<String> {
     format["settings"].as_array().unwrap().iter().for_each(|set| flags.extend(["--set", set.as_str().unwrap()]));
     let folder = dir.join(name);
     let mut command = tunehost(&export(Path::new(TUNE), &folder, &[&flags[..], &JUDGED].concat()));
-    isa.iter().for_each(|isa| drop(command.env("TUNEHOST_ISA", isa)));
+    if let Some(isa) = isa {
+        command.env("TUNEHOST_ISA", isa);
+    }
     let said = command.output().unwrap();
     assert!(said.status.success(), "{name}: {}", String::from_utf8_lossy(&said.stderr));
     hashes(name, &folder)
