@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{fails, ok, peak_mib, root, tunehost};
+use common::large::write_bench_base;
+use common::{fails, ok, output, peak_mib, root, tunehost};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::Write;
@@ -75,14 +76,19 @@ fn a_model_that_no_memory_here_holds_is_sized_from_its_headers() {
         shape.unwrap()["fits"].as_bool().unwrap()
     };
     assert!(fits(1, 2048) && !fits(8, 32_768));
-    let best = memory["best"]["micro_batch"].as_u64().unwrap();
-    assert!(fits(best, 16_384) && (best == 8 || !fits(best + 1, 16_384)), "{best}");
+    let most = memory["most_rows"]["micro_batch"].as_u64().unwrap();
+    assert!(fits(most, 16_384) && (most == 8 || !fits(most + 1, 16_384)), "{most}");
+    let longest = memory["longest"]["seq_len_tokens"].as_u64().unwrap();
+    assert!(memory["longest"]["micro_batch"] == 2 && fits(2, longest), "{longest}");
+    assert!(longest == 32_768 || !fits(2, 2 * longest), "{longest}");
     // 20 micro-batches of two rows, in steps of three
     let steps = &report["steps"];
     assert_eq!((&steps["optimiser_steps"], &steps["micro_batches"]), (&json!(7), &json!(20)));
     assert_eq!(steps["last_step_micro_batches"], 2);
 
-    let text = ok(&["plan", &config, "--device-memory", "20GiB"]);
+    let small = output(&["plan", &config, "--device-memory", "20GiB"]);
+    let (text, said) = (String::from_utf8_lossy(&small.stdout), String::from_utf8_lossy(&small.stderr));
+    assert!(small.status.code() == Some(7) && said.contains("gate::free_memory"), "{said}");
     assert!(text.contains("experts") && text.contains("42.5 GiB") && text.contains("no shape fits"), "{text}");
     assert!(text.contains("205") && text.contains("the 5 full layers have no v_proj"), "{text}");
 }
@@ -116,6 +122,36 @@ fn checkpoints_and_times_are_those_of_the_scheduler_on_a_clock_of_the_stated_spe
 }
 
 #[test]
+fn a_large_corpus_is_estimated_from_a_sample_until_the_cache_holds_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), &root().join("tests/fixtures/tiny-base"));
+    // 70 MiB of which little is trained
+    let note = "x".repeat(64 << 10);
+    let record =
+        |i: usize| json!({"text": format!("{i} {}", "word ".repeat(3 + i * 7 % 53)), "note": note}).to_string();
+    let mut file = std::io::BufWriter::new(File::create(dir.path().join("records.jsonl")).unwrap());
+    (0..1120).for_each(|i| writeln!(file, "{}", record(i)).unwrap());
+    drop(file);
+    let cache = format!("data.cache=\"{}\"", dir.path().join("cache").display());
+    let plan = |more: &[&str]| planned(&config, &[&["--set", "data.cache=off"], more].concat());
+    let (estimated, exact) = (plan(&[]), plan(&["--exact"]));
+    assert_eq!(estimated["corpus"]["sample"], json!({"rows": 224, "of_rows": 1120}));
+    assert_eq!(
+        (&estimated["corpus"]["source"], &estimated["steps"]["source"]),
+        (&json!("estimated"), &json!("estimated"))
+    );
+    assert_eq!((&exact["corpus"]["sample"], &exact["corpus"]["source"]), (&json!(null), &json!("measured")));
+    for name in ["optimiser_steps", "tokens", "trained_tokens"] {
+        let of = |plan: &Value| plan["steps"][name].as_f64().unwrap();
+        assert!((of(&estimated) / of(&exact) - 1.0).abs() < 0.05, "{name}: {} {}", estimated["steps"], exact["steps"]);
+    }
+    let said = ok(&["plan", &config]);
+    assert!(said.contains("estimated from 224 of 1,120 rows") && said.contains("steps (estimated)"), "{said}");
+    planned(&config, &["--exact", "--set", &cache]);
+    assert_eq!(planned(&config, &["--set", &cache])["steps"], exact["steps"]);
+}
+
+#[test]
 fn what_is_missing_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let large = large_base(dir.path());
@@ -129,6 +165,9 @@ fn what_is_missing_is_named() {
     with(&|text| drop(text.as_object_mut().unwrap().remove("moe_intermediate_size")));
     let said = fails(&["plan", &config], 4);
     assert!(said.contains("model::bad_config") && said.contains("lacks `moe_intermediate_size`"), "{said}");
+    with(&|text| drop(text.as_object_mut().unwrap().remove("model_type")));
+    let said = fails(&["plan", &config], 4);
+    assert!(said.contains("model::bad_config") && said.contains("lacks `model_type`"), "{said}");
     with(&|text| text["model_type"] = json!("llama"));
     let said = fails(&["plan", &config], 4);
     assert!(said.contains("model::unsupported") && said.contains("`llama`"), "{said}");
@@ -164,20 +203,60 @@ fn the_peak_of_a_step_is_within_a_tenth_of_what_a_run_takes() {
     for (rows, tokens, granularity) in
         [(1, 2048, "selective"), (1, 8192, "selective"), (2, 2048, "full"), (2, 8192, "full")]
     {
-        let sets = [
-            "model.weights=f32".to_string(),
-            "lora.rank=16".into(),
-            format!("data.max_seq_len={tokens}"),
-            format!(
-                "train={{micro_batch={rows}, accumulation=1, max_steps=1, recompute_granularity=\"{granularity}\"}}"
-            ),
-        ];
-        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set.as_str()]).collect();
-        let planned = planned(&config, &sets)["memory"]["configured"]["peak_bytes"].as_f64().unwrap() / 1048576.0;
-        let run = dir.path().join(format!("{rows}-{tokens}")).display().to_string();
-        let bare = ["--set", "export={adapter=false, merged=false}", "--set", "eval.max_records_per_root=0"];
-        let measured = peak_mib(tunehost(&[&["run", &config, "--run-dir", &run], &sets[..], &bare].concat()));
-        println!("{rows} x {tokens} {granularity}: {planned:.0} MiB planned, {measured:.0} MiB measured");
-        assert!((planned / measured - 1.0).abs() < 0.1, "{rows} x {tokens}: {planned} MiB, measured {measured} MiB");
+        assert_peak(&config, (rows, tokens), "f32", &format!("recompute_granularity=\"{granularity}\""));
+    }
+}
+
+/// Runs a step of `rows` full rows of `tokens` tokens, with these settings of `train`, and compares.
+#[cfg(target_os = "linux")]
+fn assert_peak(config: &str, (rows, tokens): (usize, usize), weights: &str, train: &str) {
+    let sets = [
+        format!("model.weights={weights}"),
+        "lora.rank=16".into(),
+        format!("data.max_seq_len={tokens}"),
+        format!("train={{micro_batch={rows}, accumulation=1, max_steps=1, {train}}}"),
+    ];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set.as_str()]).collect();
+    let planned = planned(config, &sets)["memory"]["configured"]["peak_bytes"].as_f64().unwrap() / 1048576.0;
+    let run = tempfile::tempdir().unwrap();
+    let run = run.path().join("run").display().to_string();
+    let bare = ["--set", "export={adapter=false, merged=false}", "--set", "eval.max_records_per_root=0"];
+    let measured = peak_mib(tunehost(&[&["run", config, "--run-dir", &run], &sets[..], &bare].concat()));
+    let what = format!("{rows} x {tokens} {weights} {train}: {planned:.1} MiB planned, {measured:.1} MiB measured");
+    println!("{what}");
+    assert!((planned / measured - 1.0).abs() < 0.1, "{what}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_peak_of_a_model_shaped_like_the_large_one_is_within_a_tenth_in_thirteen_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("bench");
+    fs::create_dir(&base).unwrap();
+    write_bench_base(&base);
+    let config = config(dir.path(), &base);
+    let text = fs::read_to_string(&config).unwrap().replace("template = \"base\"\n", "");
+    fs::write(&config, text).unwrap();
+    let record = |i: usize| json!({"input_ids": (0..2048).map(|t| 3 + (t * 31 + i * 7) % 32_000).collect::<Vec<_>>()});
+    fs::write(dir.path().join("records.jsonl"), [0, 1].map(|i| record(i).to_string()).join("\n")).unwrap();
+    const SELECTIVE: &str = "recompute_granularity=\"selective\"";
+    const FULL: &str = "recompute_granularity=\"full\"";
+    const NONE: &str = "recompute=\"none\"";
+    for (shape, weights, train) in [
+        ((1, 256), "f32", SELECTIVE),
+        ((1, 1024), "f32", SELECTIVE),
+        ((2, 1024), "f32", SELECTIVE),
+        ((1, 2048), "bf16", SELECTIVE),
+        ((1, 512), "f32", FULL),
+        ((2, 512), "bf16", FULL),
+        ((1, 2048), "bf16", FULL),
+        ((1, 512), "f32", NONE),
+        ((1, 1024), "bf16", NONE),
+        ((2, 1024), "bf16", NONE),
+        ((2, 256), "f32", "recompute=3"),
+        ((1, 1024), "bf16", "recompute=3, recompute_granularity=\"full\""),
+        ((1, 2048), "bf16", "loss_chunk_rows=2048"),
+    ] {
+        assert_peak(&config, shape, weights, train);
     }
 }

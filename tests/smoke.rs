@@ -2,9 +2,12 @@
 #![cfg(target_os = "linux")] // memory is measured and limited there
 
 mod common;
+#[path = "../host/src/documented.rs"]
+mod documented;
 
 use common::short::provenance;
 use common::{fails, ok, root, tunehost};
+use documented::assert_documented;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -101,6 +104,10 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     let other = tunehost(&[&["run", &config, "--set", "lora.rank=8"], &short[..]].concat()).output().unwrap();
     let said = String::from_utf8_lossy(&other.stderr);
     assert!(other.status.success() && said.contains("is not used") && said.contains("lora.rank was 16"), "{said}");
+    // All that can be told: with a limit, at an assumed speed, and with measurements that are used or not.
+    let more = ["--device-memory", "4GiB", "--peak-tflops", "1", "--utilisation", "0.1"];
+    let table = include_str!("../host/src/plan/plan.md");
+    assert_documented(table, &[plan(&more), plan(&[&more[..], &["--set", "lora.rank=8"]].concat())]);
     fs::write(&path, "{").unwrap();
     assert!(ok(&["plan", &config]).contains("it cannot be read"));
     fs::remove_file(&path).unwrap();

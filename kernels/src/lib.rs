@@ -22,3 +22,6 @@ mod testing;
 pub mod trace;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
+mod workspace;
+
+pub use workspace::Runtime;

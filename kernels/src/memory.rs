@@ -1,5 +1,14 @@
 //! What the process's allocator does with freed memory.
 
+/// Gives freed memory back, so that what the process holds is what it uses. Does nothing where the C library is not glibc.
+pub fn give_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it gives back pages that hold nothing, and takes the allocator's lock for that.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Keeps freed memory in the process instead of giving it back at once. A step frees and allocates the same sizes over and
 /// over; given back in between, every page is cleared by the system and mapped anew, a tenth of a step on a CPU. The
 /// process's peak is what it was. Does nothing where the C library is not glibc.

@@ -3,7 +3,7 @@
 use half::bf16;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, serialize_to_file};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use tunehost::model::config::TextConfig;
@@ -17,12 +17,26 @@ pub const VISION: &str = "model.vision_tower.std_bias";
 /// Writes a bf16 checkpoint of `layers` layers in one shard each, with 1.2 MB for each of their `experts`. Its values repeat
 /// after a prime number of them, so that no two rows are the same.
 pub fn write_base(dir: &Path, layers: usize, experts: usize) -> TextConfig {
+    let sizes = json!({"hidden_size": HIDDEN, "num_experts": experts, "moe_intermediate_size": 384});
+    write_shape(dir, layers, &sizes)
+}
+
+/// Writes the model that `tests/bench/vs_hf` measures with other weights: 57 M parameters.
+pub fn write_bench_base(dir: &Path) -> TextConfig {
+    let sizes = json!({"vocab_size": 32768, "hidden_size": HIDDEN, "intermediate_size": 1024, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "num_global_key_value_heads": 2, "head_dim": 64, "global_head_dim": 128,
+        "sliding_window": 256, "num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 176});
+    write_shape(dir, 6, &sizes)
+}
+
+/// Writes a checkpoint of the golden model with other `sizes`.
+fn write_shape(dir: &Path, layers: usize, sizes: &Value) -> TextConfig {
     let golden = super::root().join("tests/fixtures/golden/config_hub_style.json");
     let mut json: Value = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
     let text = &mut json["text_config"];
-    text["hidden_size"] = HIDDEN.into();
-    text["num_experts"] = experts.into();
-    text["moe_intermediate_size"] = 384.into();
+    for (field, size) in sizes.as_object().unwrap() {
+        text[field] = size.clone();
+    }
     text["num_hidden_layers"] = layers.into();
     text["layer_types"] =
         (0..layers).map(|i| if i % 6 == 5 { "full_attention" } else { "sliding_attention" }).collect();
@@ -51,7 +65,7 @@ pub fn write_base(dir: &Path, layers: usize, experts: usize) -> TextConfig {
         serialize_to_file(views, None, &dir.join(&file)).unwrap();
         weight_map.extend(tensors.iter().map(|(name, ..)| (name.to_string(), file.clone().into())));
     }
-    let index = serde_json::json!({ "weight_map": weight_map });
+    let index = json!({ "weight_map": weight_map });
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
     config
 }

@@ -1,7 +1,8 @@
 //! `tunehost plan`.
 
 use super::{ConfigArgs, corpus, print};
-use crate::config;
+use crate::config::{self, Config};
+use crate::corpus::{Corpus, Sample};
 use crate::error::{Error, Result};
 use crate::job::planned_steps;
 use crate::model::checkpoint::Checkpoint;
@@ -9,7 +10,7 @@ use crate::model::config::TextConfig;
 use crate::model::lora::LoraPlan;
 use crate::model::spec::ModelSpec;
 use crate::plan::memory::Model;
-use crate::plan::report::{Base, Limit, Report};
+use crate::plan::report::{Base, Limit, Report, Sampled};
 use crate::plan::steps::{self, Speed};
 use crate::plugins::{CheckpointScheduler, Kind, PluginRef, Sampler};
 use crate::run::clock::unix_ms_now;
@@ -35,10 +36,16 @@ pub struct PlanArgs {
     /// What `smoke --out` wrote; without it, <run.root>/<name>.smoke.json, where it is there.
     #[arg(long, value_name = "FILE")]
     smoke: Option<PathBuf>,
+    /// Encode the whole corpus. Without it, one of more than 64 MiB that the encode cache does not hold is estimated from a sample.
+    #[arg(long)]
+    exact: bool,
     /// As JSON.
     #[arg(long)]
     json: bool,
 }
+
+/// Bytes of a corpus that are encoded in about three seconds.
+const SAMPLE_BYTES: u64 = 16 << 20;
 
 pub fn plan(args: &PlanArgs) -> Result<()> {
     let speed = args.peak_tflops.map(|peak| Speed::new(peak, args.utilisation.clone())).transpose()?;
@@ -50,7 +57,7 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     let (spec, towers) = ModelSpec::check(&text, &found)?;
     gates::quantised(config.model.quantize, &spec, config.model.weights)?;
     let lora = LoraPlan::new(&config.lora, &spec)?;
-    let base = Base::of(&spec, &towers, &found, |name| checkpoint.size_bytes(name), config.model.weights);
+    let base = Base::of(&spec, &towers, &found, |name| checkpoint.size_bytes(name), config.model.weights, &text);
     let limit = Limit::of(stated, free_memory_bytes(&config.model.device));
 
     let find = |kind: Kind| PluginRef::configured(kind, &config.plugins);
@@ -59,7 +66,7 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     let scheduler = find(Kind::CheckpointScheduler)?;
     let load_scheduler = || CheckpointScheduler::load(&scheduler, settings(Kind::CheckpointScheduler));
     load_scheduler()?;
-    let corpus = corpus::load(&config)?;
+    let (corpus, sample) = lengths(&config, args.exact)?;
     let (planned, dropped) = planned_steps(&config, &corpus, &mut sampler)?;
     let model = Model::new(&config, &text, &spec, &lora);
     let counted = steps::steps(&model, &planned, &corpus.train);
@@ -79,14 +86,28 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
 
     let dropped = dropped.iter().map(|(_, ids)| ids.len()).sum();
-    let disk_bytes = checkpoint.entries().values().map(|entry| entry.size_bytes()).sum();
     let measured = kept.for_plan(place);
     let report =
-        Report::new(&config, base, &model, limit, measured, &corpus, counted, dropped, speed, schedules, disk_bytes);
+        Report::new(&config, base, &model, limit, measured, &corpus, sample, counted, dropped, speed, schedules);
     match args.json {
-        true => print(&serde_json::to_string_pretty(&report).expect("numbers and names are JSON")),
-        false => print(&report.to_string()),
+        true => print(&serde_json::to_string_pretty(&report).expect("numbers and names are JSON"))?,
+        false => print(&report.to_string())?,
     }
+    report.require_fit()
+}
+
+/// The corpus: all of it where it is small, where the encode cache holds it or `exact` says so, else as a sample has it.
+fn lengths(config: &Config, exact: bool) -> Result<(Corpus, Option<Sampled>)> {
+    let sample = if exact { None } else { Sample::take(&config.data, SAMPLE_BYTES)? };
+    if let Some(sample) = sample {
+        let corpus = corpus::load(&Config { data: sample.config.clone(), ..config.clone() })?;
+        // Where the cache has every sampled record, it is taken to have all.
+        if corpus.cache.is_none_or(|cache| cache.encoded > 0 || cache.found == 0) {
+            let Sample { rows, of_rows, .. } = sample;
+            return Ok((sample.spread(corpus), Some(Sampled { rows, of_rows })));
+        }
+    }
+    Ok((corpus::load(config)?, None))
 }
 
 /// `95.6GiB` in bytes.

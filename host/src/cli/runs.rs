@@ -127,9 +127,7 @@ fn show(run: &Path, json: bool) -> Result<()> {
             if let Some(best) = &outcome.best {
                 row("best", format!("step {}, held-out loss {:.4}", best.step, best.loss));
             }
-            if !outcome.held_out.is_empty() {
-                row("held out", held_out(outcome));
-            }
+            row("held out", held_out(outcome));
         }
     }
     print(&text)

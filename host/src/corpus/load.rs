@@ -235,7 +235,7 @@ pub struct Filled {
 }
 
 /// The files of each source.
-fn expand_sources(config: &DataConfig) -> Result<Vec<Vec<PathBuf>>> {
+pub(super) fn expand_sources(config: &DataConfig) -> Result<Vec<Vec<PathBuf>>> {
     config.sources.iter().map(|source| reader::expand(&source.path)).collect()
 }
 

@@ -21,6 +21,7 @@ mod moment;
 mod options;
 mod python;
 mod reader;
+mod sample;
 mod spans;
 mod split;
 mod template;
@@ -41,6 +42,7 @@ pub use load::{Filled, cache_folder, fill_cache, load};
 pub use moment::Moment;
 pub use options::EncodeOptions;
 pub use reader::{COLUMNS, Compression, Format, Shape};
+pub use sample::Sample;
 pub(crate) use template::shipped_template;
 pub use template::{ChatTemplate, TemplateInfo};
 pub use tokenizer::{Encoded, Tokenizer};
@@ -167,12 +169,7 @@ impl Corpus {
 /// # Errors
 /// As [`load`], and `corpus::undecidable_spans`.
 pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>> {
-    let mut cached = CachedEncoder::new(encoder, None);
-    let mut records = Vec::new();
-    for file in reader::expand(path)? {
-        records.extend(encode_all(&mut cached, &file)?);
-    }
-    Ok(records)
+    encode_all(&mut CachedEncoder::new(encoder, None), path)
 }
 
 fn encode_all(encoder: &mut CachedEncoder, path: &Path) -> Result<Vec<Record>> {

@@ -139,13 +139,14 @@ impl TextConfig {
             intermediate_size: fields.usize("intermediate_size")?,
             heads: fields.usize("num_attention_heads")?,
             rms_norm_eps: fields.f64("rms_norm_eps")?,
-            final_logit_softcapping: match &text["final_logit_softcapping"] {
-                Value::Null => None,
+            // null says that there is none; a file that does not say is not guessed at
+            final_logit_softcapping: match text.get("final_logit_softcapping") {
+                Some(Value::Null) => None,
                 _ => Some(fields.f64("final_logit_softcapping")?),
             },
             tied_head: match Fields(root).optional_bool("tie_word_embeddings")? {
                 Some(tied) => tied,
-                None => fields.optional_bool("tie_word_embeddings")?.unwrap_or(true),
+                None => fields.bool("tie_word_embeddings")?,
             },
             bos_token_id: token_ids(&text["bos_token_id"]).first().copied().unwrap_or(2),
             eos_token_ids,
@@ -184,10 +185,10 @@ fn bad(field: &str, found: Option<&Value>, expected: &str) -> Error {
 /// Features of the Gemma-4 family that change the arithmetic and are not computed here.
 fn refuse_unsupported(text: &Value) -> Result<()> {
     let unsupported = |what: String, why: &str| Err(Error::new("model::unsupported", what).expected(why));
-    if let Some(kind) = text.get("model_type").and_then(Value::as_str)
-        && kind != "gemma4_text"
-    {
-        return unsupported(format!("the checkpoint is of the family `{kind}`"), "gemma4_text");
+    match text.get("model_type").and_then(Value::as_str) {
+        Some("gemma4_text") => {}
+        Some(kind) => return unsupported(format!("the checkpoint is of the family `{kind}`"), "gemma4_text"),
+        None => return Err(bad("model_type", text.get("model_type"), "gemma4_text")),
     }
     // The class default is 256: a missing key means that per-layer embeddings are on.
     match text.get("hidden_size_per_layer_input") {
@@ -263,8 +264,12 @@ impl Fields<'_> {
         }
     }
 
+    fn bool(&self, field: &str) -> Result<bool> {
+        self.optional_bool(field)?.ok_or_else(|| bad(field, None, "true or false"))
+    }
+
     fn moe(&self) -> Result<Option<MoeConfig>> {
-        if self.optional_bool("enable_moe_block")? != Some(true) {
+        if !self.bool("enable_moe_block")? {
             return Ok(None);
         }
         let moe = MoeConfig {
@@ -280,7 +285,7 @@ impl Fields<'_> {
 
     fn layer(&self, index: usize, kind: LayerKind, moe: Option<MoeConfig>) -> Result<LayerConfig> {
         let full = kind == LayerKind::Full;
-        let k_eq_v = full && self.optional_bool("attention_k_eq_v")? == Some(true);
+        let k_eq_v = full && self.bool("attention_k_eq_v")?;
         let own = self.own_settings(index)?;
         let field = |name: &str, global: &str, use_global: bool| -> Result<usize> {
             if let Some(v) = own.and_then(|o| o.get(name)).and_then(Value::as_u64) {
@@ -393,15 +398,28 @@ mod tests {
     #[test]
     fn a_missing_or_wrong_field_is_named() {
         for field in [
+            "model_type",
             "hidden_size",
             "vocab_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
             "sliding_window",
+            "attention_k_eq_v",
+            "enable_moe_block",
             "num_experts",
+            "top_k_experts",
+            "moe_intermediate_size",
             "rms_norm_eps",
+            "final_logit_softcapping",
+            "tie_word_embeddings",
             "layer_types",
             "rope_parameters",
         ] {
             let mut v = golden("config_hub_style.json");
+            v.as_object_mut().unwrap().remove("tie_word_embeddings");
             v["text_config"].as_object_mut().unwrap().remove(field);
             let e = TextConfig::parse(&v).unwrap_err();
             assert_eq!(e.code(), "model::bad_config", "{field}");

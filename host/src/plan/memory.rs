@@ -2,7 +2,7 @@
 //!
 //! The engine recomputes one layer at a time (`train/engine.rs`), so there are three such moments: the loss head above all
 //! layers, and in each layer's backward pass its feed-forward half and its attention half. What a kernel takes beside its
-//! inputs and results it tells itself (`workspace_bytes`, those of the CPU); everything else is a tensor of the layer.
+//! inputs and results it tells itself (`workspace_bytes`); everything else is a tensor of the layer.
 
 use super::blocks::device_bytes;
 use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord, TrainConfig};
@@ -12,7 +12,7 @@ use crate::model::spec::{ModelSpec, Slot};
 use crate::run::machine::resident_bytes;
 use serde::{Deserialize, Serialize};
 use tunehost_kernels::attention::{self, Heads};
-use tunehost_kernels::{cross_entropy, linear, moe};
+use tunehost_kernels::{Runtime, cross_entropy, linear, memory, moe};
 
 const F32: usize = size_of::<f32>();
 /// Bytes of a logit where a loss is computed from full logits: bf16 logits, their f32 copy, the values before the softcap that
@@ -79,21 +79,28 @@ pub struct Model<'a> {
     pub base_bytes: usize,
     /// Memory that the process holds before the base is read, where it shares the device's.
     pub process_bytes: usize,
-    /// Threads of the device's kernels.
-    pub threads: usize,
+    /// Whose kernels compute.
+    pub runtime: Runtime,
+    /// Whether the adapters drop out.
+    pub dropout: bool,
 }
 
 impl<'a> Model<'a> {
-    /// The model of a run of `config`. What this process holds by now, a run holds too before it reads its base: where they share
-    /// memory it is counted.
+    /// The model of a run of `config`. What this process uses by now, a run uses too before it reads its base: where they share
+    /// memory it is counted. What it has freed, such as that of encoding a corpus, a run uses for its steps.
     pub fn new(config: &'a Config, text: &'a TextConfig, spec: &ModelSpec, lora: &'a LoraPlan) -> Self {
+        memory::give_back();
         Self {
             text,
             lora,
             train: &config.train,
             base_bytes: device_bytes(spec, config.model.weights),
             process_bytes: if config.model.device == "cpu" { resident_bytes().unwrap_or(0) } else { 0 },
-            threads: rayon::current_num_threads(),
+            runtime: match &*config.model.device {
+                "cpu" => Runtime::Cpu { threads: rayon::current_num_threads() },
+                _ => Runtime::Cubecl,
+            },
+            dropout: config.lora.dropout > 0.0,
         }
     }
 }
@@ -123,7 +130,7 @@ impl Model<'_> {
 
         let chunk = self.train.loss_chunk_rows.min(n);
         // the last stream, its norm, their gradients; the chunk's logits and its gathered rows
-        let loss_head = 4 * stream + cross_entropy::workspace_bytes(chunk, self.text.vocab_size) + chunk * hidden * F32;
+        let loss_head = 4 * stream + cross_entropy::workspace_bytes(chunk, hidden, self.text.vocab_size);
 
         let (mut inputs, mut kept) = (tables, 0);
         // (sum, inputs, kept) at the worst moment so far, and the largest layer
@@ -220,7 +227,7 @@ impl Model<'_> {
         let heads = Heads { query: self.text.heads, kv: layer.kv_heads, dim: layer.head_dim };
         // The layer's output, its gradient and that of the residual are there; what came after attention is used up, its
         // projection and the stream behind it. The gradients of result and queries, of keys and values.
-        n * (self.text.hidden_size + 2 * q + 2 * kv) * F32 + attention::cpu::workspace_bytes(n, heads, self.threads)
+        n * (self.text.hidden_size + 2 * q + 2 * kv) * F32 + attention::workspace_bytes(self.runtime, n, heads)
     }
 
     /// What is there beside the graph of the whole layer at the worst moment of the feed-forward half, which goes from the sum
@@ -231,7 +238,8 @@ impl Model<'_> {
         let activation = if self.adapted(index, &[Slot::Down]) { dense } else { 0 };
         // of activation, gate and up, once the activation itself is used up
         let of_dense = 3 * dense - activation;
-        let dense_workspace = linear::workspace_bytes(n, hidden.max(dense), rank);
+        let dense_workspace =
+            linear::workspace_bytes(self.runtime, n, hidden.max(dense), hidden.max(dense), rank, self.dropout);
         let Some(moe) = layer.moe else {
             // the gradients of the layer's output and of the residual; the last dense product is used up
             return n * (hidden + of_dense) * F32 + dense_workspace;
@@ -246,7 +254,7 @@ impl Model<'_> {
         // While the experts are pulled back: gradients of the layer's output, of the residual, of both halves of the sum and of
         // what went into the experts; the sum and both halves are used up. At the activation, what went into the experts is
         // too, and its gradient is the only one left of the halves.
-        let at_experts = n * (2 * hidden + moe.top_k) * F32 + moe::workspace_bytes(&shape, self.threads);
+        let at_experts = n * (2 * hidden + moe.top_k) * F32 + moe::workspace_bytes(self.runtime, &shape);
         let at_activation = (n * of_dense * F32 + dense_workspace).saturating_sub(n * hidden * F32);
         at_experts.max(at_activation)
     }

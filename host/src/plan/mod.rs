@@ -20,6 +20,8 @@ pub enum Source {
     Measured,
     /// Follows from shapes and lengths by arithmetic.
     Computed,
+    /// The same, from a sample of the lengths.
+    Estimated,
     /// Stated, not known.
     Assumed,
 }
@@ -27,7 +29,7 @@ pub enum Source {
 impl Source {
     /// As texts call it.
     pub fn name(self) -> &'static str {
-        ["measured", "computed", "assumed"][self as usize]
+        ["measured", "computed", "estimated", "assumed"][self as usize]
     }
 }
 

@@ -3,14 +3,20 @@
 use super::blocks::{BlockSize, blocks};
 use super::memory::{Memory, Model, Shape};
 use super::steps::{Schedule, Speed, Steps};
+use super::work::active_layer_parameters;
 use super::{Source, Spread};
 use crate::config::{Config, WeightDtype};
 use crate::corpus::{Corpus, TruncationReport};
+use crate::error::{Error, Result};
+use crate::model::config::TextConfig;
 use crate::model::spec::{ModelSpec, Slot, Towers};
+use crate::report::bytes;
+use crate::run::machine::free_disk_bytes;
 use crate::run::retention::kept_at_once;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use tunehost_kernels::Runtime;
 
 /// Micro-batches that the table of memory goes over.
 const MICRO_BATCHES: std::ops::RangeInclusive<usize> = 1..=8;
@@ -51,6 +57,10 @@ pub struct Base {
     pub parameters: usize,
     /// Bytes of them.
     pub disk_bytes: usize,
+    /// Parameters of the layers that a token is multiplied with: linear modules, router and its experts.
+    pub active_layer_parameters: usize,
+    /// The same, and those of the head.
+    pub active_parameters: usize,
     /// The blocks.
     pub blocks: Vec<BlockSize>,
 }
@@ -63,10 +73,14 @@ impl Base {
         found: &BTreeMap<String, (Vec<usize>, String)>,
         disk_bytes: impl Fn(&str) -> usize,
         weights: WeightDtype,
+        text: &TextConfig,
     ) -> Self {
         let blocks = blocks(spec, towers, found, disk_bytes, weights);
+        let active_layer_parameters = active_layer_parameters(text);
         Self {
             source: Source::Computed,
+            active_layer_parameters,
+            active_parameters: active_layer_parameters + text.hidden_size * text.vocab_size,
             parameters: blocks.iter().map(|block| block.parameters).sum(),
             disk_bytes: blocks.iter().map(|block| block.disk_bytes).sum(),
             blocks,
@@ -198,8 +212,10 @@ pub struct MemoryReport {
     pub configured: Sized,
     /// The largest micro-batch that the sampler planned, as one row.
     pub planned: Sized,
-    /// Of the configured length, the most rows that fit; else the longest single row that does. Null where none or unknown.
-    pub best: Option<Sized>,
+    /// Of the configured length, the most of 1 to 8 rows that fit. Null where none does, or that is not known.
+    pub most_rows: Option<Sized>,
+    /// Of the configured rows, the longest of the table's lengths at which they fit. Null likewise.
+    pub longest: Option<Sized>,
     /// Micro-batches of 1 to 8 rows of 2,048 to 32,768 tokens.
     pub shapes: Vec<Sized>,
 }
@@ -221,18 +237,25 @@ impl MemoryReport {
             .flat_map(|length| MICRO_BATCHES.map(move |rows| (rows, *length)))
             .map(|(r, l)| sized(r, l))
             .collect();
+        let rows = config.train.micro_batch as usize;
         let fitting = || shapes.iter().filter(|sized| sized.fits == Some(true));
-        let most_rows = fitting().filter(|s| s.shape.seq_len_tokens == asked).max_by_key(|s| s.shape.micro_batch);
-        let longest = || fitting().filter(|s| s.shape.micro_batch == 1).max_by_key(|s| s.shape.seq_len_tokens);
+        let most_rows =
+            fitting().filter(|s| s.shape.seq_len_tokens == asked).max_by_key(|s| s.shape.micro_batch).copied();
+        let lengths = lengths.iter().map(|length| sized(rows, *length));
+        let longest = lengths.filter(|sized| sized.fits == Some(true)).max_by_key(|sized| sized.shape.seq_len_tokens);
         Self {
             source: Source::Computed,
-            kernels: "cpu",
+            kernels: match model.runtime {
+                Runtime::Cpu { .. } => "cpu",
+                Runtime::Cubecl => "cubecl",
+            },
             device: config.model.device.clone(),
             limit,
             slack_share: super::memory::SLACK,
-            configured: sized(config.train.micro_batch as usize, asked),
+            configured: sized(rows, asked),
             planned: sized(1, planned_tokens),
-            best: most_rows.or_else(longest).copied(),
+            most_rows,
+            longest,
             shapes,
         }
     }
@@ -272,8 +295,10 @@ pub struct MeasuredShape {
 /// What the length limit and the sampler cost.
 #[derive(Debug, Serialize)]
 pub struct CorpusCost {
-    /// From the corpus as it was read and encoded.
+    /// From the corpus as it was read and encoded, or estimated from a sample of it.
     pub source: Source,
+    /// Of how many rows lengths are known, and of how many that is a sample; null where all are.
+    pub sample: Option<Sampled>,
     /// Records to train on.
     pub records: usize,
     /// Records held out.
@@ -288,6 +313,15 @@ pub struct CorpusCost {
     pub truncation: TruncationReport,
 }
 
+/// A sample of a corpus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Sampled {
+    /// Rows in it.
+    pub rows: u64,
+    /// Rows of the corpus.
+    pub of_rows: u64,
+}
+
 /// What is written.
 #[derive(Debug, Serialize)]
 pub struct Disk {
@@ -297,16 +331,21 @@ pub struct Disk {
     pub encode_cache_bytes: usize,
     /// One checkpoint.
     pub checkpoint_bytes: usize,
-    /// Those that stay of the most that a schedule saves; null without a schedule.
+    /// Those that stay of the most that a schedule saves, at the most one more while it is written; without a schedule, those that
+    /// `checkpoint.keep_last` lets stay, and null where that is not known.
     pub checkpoints_bytes: Option<usize>,
     /// The exported adapter.
     pub adapter_bytes: usize,
-    /// The merged model.
+    /// The merged model, stored as the base is.
     pub merged_bytes: usize,
+    /// Checkpoints (one, where it is not known how many) and exports.
+    pub run_bytes: usize,
+    /// Free where the run folders are made: measured; null where the system does not tell.
+    pub free_bytes: Option<u64>,
 }
 
 impl Report {
-    /// Puts the parts together; `base_disk_bytes` are the weight files.
+    /// Puts the parts together.
     #[allow(clippy::too_many_arguments)] // each is a part of what is told
     pub fn new(
         config: &Config,
@@ -315,27 +354,41 @@ impl Report {
         limit: Limit,
         measured: Option<Measured>,
         corpus: &Corpus,
-        steps: Steps,
+        sample: Option<Sampled>,
+        mut steps: Steps,
         left_out_records: usize,
         speed: Option<Speed>,
         schedules: Vec<Schedule>,
-        base_disk_bytes: usize,
     ) -> Self {
         let adapter_bytes = model.lora.parameters() * size_of::<f32>();
         let checkpoint_bytes = CHECKPOINT_VALUES * adapter_bytes;
-        let stays = |schedule: &Schedule| {
-            kept_at_once(&schedule.checkpoints, &config.checkpoint, config.eval.every_steps.is_some())
-        };
+        let kept = |saved: &[u64]| kept_at_once(saved, &config.checkpoint, config.eval.every_steps.is_some());
+        // Without a schedule, as many as stay if every step is saved, where that does not depend on how many steps there are.
+        let every_step: Vec<u64> = (1..=steps.optimiser_steps as u64).collect();
+        let most =
+            config.checkpoint.keep_last.filter(|_| config.checkpoint.keep_every.is_none()).map(|_| kept(&every_step));
+        let most = schedules.iter().map(|schedule| kept(&schedule.checkpoints)).max().or(most);
+        let checkpoints_bytes = most.map(|most| most * checkpoint_bytes);
+        let adapter_bytes = if config.export.adapter { adapter_bytes } else { 0 };
+        let merged_bytes = if config.export.merged { base.disk_bytes } else { 0 };
         let disk = Disk {
             source: Source::Computed,
-            encode_cache_bytes: corpus.encoded_bytes(),
+            encode_cache_bytes: sample.map_or(corpus.encoded_bytes(), |of| {
+                (corpus.encoded_bytes() as f64 * of.of_rows as f64 / of.rows.max(1) as f64) as usize
+            }),
             checkpoint_bytes,
-            checkpoints_bytes: schedules.iter().map(stays).max().map(|most| most * checkpoint_bytes),
-            adapter_bytes: if config.export.adapter { adapter_bytes } else { 0 },
-            merged_bytes: if config.export.merged { base_disk_bytes } else { 0 },
+            checkpoints_bytes,
+            adapter_bytes,
+            merged_bytes,
+            run_bytes: checkpoints_bytes.unwrap_or(checkpoint_bytes) + adapter_bytes + merged_bytes,
+            free_bytes: free_disk_bytes(&config.run.root),
         };
+        if sample.is_some() {
+            steps.source = Source::Estimated;
+        }
         let corpus = CorpusCost {
-            source: Source::Measured,
+            source: if sample.is_some() { Source::Estimated } else { Source::Measured },
+            sample,
             records: corpus.train.len(),
             held_out_records: corpus.held_out.len(),
             left_out_records,
@@ -346,6 +399,28 @@ impl Report {
         let adapters = Adapters::new(model, base.parameters);
         let memory = MemoryReport::new(config, model, limit, steps.largest_micro_batch_tokens);
         Self { base, adapters, memory, measured, steps, corpus, speed, schedules, disk }
+    }
+
+    /// Whether the run's largest micro-batch fits, as far as that is known.
+    ///
+    /// # Errors
+    /// `gate::free_memory`.
+    pub fn require_fit(&self) -> Result<()> {
+        let MemoryReport { planned, limit, .. } = &self.memory;
+        if planned.fits != Some(false) {
+            return Ok(());
+        }
+        let message = format!(
+            "the largest planned micro-batch, {} tokens, takes {} at its peak, and the device has {} ({})",
+            planned.shape.tokens(),
+            bytes(planned.memory.peak_bytes),
+            bytes(limit.bytes.unwrap_or_default()),
+            limit.source.name()
+        );
+        Err(Error::new("gate::free_memory", message).expected("a peak within the device's memory").help(
+            "model.weights = \"bf16\", train.recompute_granularity = \"full\", fewer rows (train.micro_batch) or shorter \
+             records (data.max_seq_len) take less",
+        ))
     }
 
     /// The adapters as a table.

@@ -15,6 +15,7 @@ use crate::plugins::Plan;
 use crate::train::steps::epoch_steps;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use tunehost_kernels::Runtime;
 
 /// The model of the published headers with adapters of rank 64, on one thread.
 struct Large {
@@ -29,8 +30,14 @@ impl Large {
     fn new() -> Self {
         let (text, found) = large_model_headers();
         let (spec, towers) = ModelSpec::check(&text, &found).unwrap();
-        let base =
-            Base::of(&spec, &towers, &found, |name| 2 * found[name].0.iter().product::<usize>(), WeightDtype::Bf16);
+        let base = Base::of(
+            &spec,
+            &towers,
+            &found,
+            |name| 2 * found[name].0.iter().product::<usize>(),
+            WeightDtype::Bf16,
+            &text,
+        );
         let lora = |targets| LoraPlan::new(&LoraConfig { rank: 64, targets, ..LoraConfig::default() }, &spec).unwrap();
         let attention = ["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).into();
         let train = TrainConfig {
@@ -44,7 +51,16 @@ impl Large {
 
     fn model(&self) -> Model<'_> {
         let base_bytes = self.base.device_bytes();
-        Model { text: &self.text, lora: &self.all, train: &self.train, base_bytes, process_bytes: 0, threads: 1 }
+        let runtime = Runtime::Cpu { threads: 1 };
+        Model {
+            text: &self.text,
+            lora: &self.all,
+            train: &self.train,
+            base_bytes,
+            process_bytes: 0,
+            runtime,
+            dropout: false,
+        }
     }
 }
 
@@ -101,8 +117,20 @@ fn the_sizing_of_26b_a4b_is_what_a_script_makes_of_its_headers() {
     note("memory.8192.naive_loss_head_bytes", memory.naive_loss_head_bytes);
     note("memory.8192.layer_inputs_bytes", memory.layer_inputs_bytes);
     note("memory.adapters_gradients_adamw_bytes", memory.adapters_gradients_adamw_bytes);
-    note("memory.loss_chunk_1024_bytes", tunehost_kernels::cross_entropy::workspace_bytes(1024, 262_144));
-    note("work.active_parameters", model.active_parameters());
+    note("memory.loss_chunk_1024_bytes", tunehost_kernels::cross_entropy::logits_bytes(1024, 262_144));
+    let Base { active_parameters, active_layer_parameters, blocks, .. } = &large.base;
+    note("work.active_parameters", *active_parameters);
+    note("work.active_layer_parameters", *active_layer_parameters);
+    // What others count: no values of their own in sliding layers, no router; a tower whose every tensor has four bits.
+    let sliding = large.text.layers.iter().filter(|layer| layer.window.is_some());
+    let values: usize = sliding.map(|layer| layer.kv_heads * layer.head_dim * large.text.hidden_size).sum();
+    let router: usize =
+        large.text.layers.iter().filter_map(|layer| layer.moe).map(|moe| moe.experts * large.text.hidden_size).sum();
+    note("work.active_parameters.one_key_and_value_projection", active_parameters - values - router);
+    let towers = blocks.iter().find(|size| size.block == Block::Towers).unwrap();
+    let as_loaded = large.base.quantised_bytes("4bit_linear_modules");
+    let of_towers = towers.quantised_bytes["4bit_linear_modules"].unwrap();
+    note("base.4bit_whole_towers.bytes", as_loaded - of_towers + towers.disk_bytes / 4);
     let window = large.text.layers[0].window;
     note("work.visible_keys.16384.window", visible_keys(16_384, window));
     note("work.visible_keys.16384.full", visible_keys(16_384, None));
@@ -162,6 +190,19 @@ fn recompute_trades_memory_for_work_and_chunks_save_the_logits() {
     assert!(performed.is_sorted_by(|a, b| a > b), "{performed:?}");
     assert!([full_work, selective_work, none_work].iter().all(|w| w.nominal_flop == full_work.nominal_flop));
     assert!(full.naive_loss_head_bytes > 100 << 30 && full.loss_head_bytes < 4 << 30, "{full:?}");
+}
+
+#[test]
+fn each_runtime_tells_its_own_workspaces() {
+    let large = Large::new();
+    let shape = Shape { micro_batch: 1, seq_len_tokens: 8192 };
+    let of = |runtime| Model { runtime, ..large.model() }.memory(shape);
+    let (cpu, cubecl) = (of(Runtime::Cpu { threads: 1 }), of(Runtime::Cubecl));
+    // 65,536 pairs of a token and an expert, each with gradients of gate, up and the input, where a CPU goes tile by tile.
+    let pairs = 8192 * 8 * (2 * 704 + 2816) * 4;
+    let more = cubecl.feed_forward_bytes - cpu.feed_forward_bytes;
+    assert!(more > pairs * 9 / 10 && more < pairs * 11 / 10, "{more} more bytes, {pairs} of the pairs");
+    assert_eq!(cpu.loss_head_bytes, cubecl.loss_head_bytes);
 }
 
 #[test]

@@ -30,7 +30,13 @@ impl Report {
     fn base(&self, out: &mut Formatter) -> fmt::Result {
         let schemes: Vec<&String> = self.base.blocks.iter().flat_map(|b| b.quantised_bytes.keys()).collect();
         let schemes: Vec<&String> = schemes.into_iter().take(self.base.blocks[0].quantised_bytes.len()).collect();
-        writeln!(out, "base (computed from the headers), {} parameters", group(self.base.parameters))?;
+        writeln!(
+            out,
+            "base (computed from the headers), {} parameters; a token is multiplied with {} of the layers, {} with the head",
+            group(self.base.parameters),
+            group(self.base.active_layer_parameters),
+            group(self.base.active_parameters)
+        )?;
         write!(out, "{:<14} {:>7} {:>15} {:>10} {:>10}", "block", "tensors", "parameters", "on disk", "on device")?;
         schemes.iter().try_for_each(|scheme| write!(out, " {scheme:>19}"))?;
         let row = |out: &mut Formatter, block: &BlockSize| {
@@ -61,16 +67,13 @@ impl Report {
         };
         writeln!(
             out,
-            "\nmemory (computed; workspaces as the CPU's kernels tell them, {:.0}% slack assumed), device {}, {limit}",
+            "\nmemory (computed; workspaces as the {} kernels tell them, {:.0}% slack assumed), device {}, {limit}",
+            memory.kernels,
             memory.slack_share * 100.0,
             memory.device
         )?;
         if memory.device != "cpu" {
-            writeln!(
-                out,
-                "note: no measurement on {} is behind this: other kernels take other workspaces",
-                memory.device
-            )?;
+            writeln!(out, "note: no measurement on {} is behind this", memory.device)?;
         }
         let Sized { shape, memory: m, .. } = memory.configured;
         writeln!(out, "one step of {} rows of {} tokens, all full:", shape.micro_batch, group(shape.seq_len_tokens))?;
@@ -84,10 +87,10 @@ impl Report {
             ("one layer: dense MLP and experts", m.feed_forward_bytes),
             ("loss head, by chunks", m.loss_head_bytes),
             ("loss head, if it made full logits", m.naive_loss_head_bytes),
-            ("program, plugins, tokenizer, corpus (measured)", m.process_bytes),
+            ("program, plugins, tokenizer, corpus (measured, n = 1)", m.process_bytes),
             ("slack", m.slack_bytes),
         ] {
-            writeln!(out, "  {what:<40} {:>10}", bytes(size))?;
+            writeln!(out, "  {what:<62} {:>10}", bytes(size))?;
         }
         let peak = "peak: of one layer and the loss head, the one that is larger";
         writeln!(out, "  {peak:<62} {:>10}{}", bytes(m.peak_bytes), verdict(memory.configured.fits))?;
@@ -99,17 +102,25 @@ impl Report {
             bytes(planned.memory.peak_bytes),
             verdict(planned.fits)
         )?;
-        match memory.best {
-            Some(best) => writeln!(
+        let (rows, length) = (memory.configured.shape.micro_batch, memory.configured.shape.seq_len_tokens);
+        if let Some(most) = memory.most_rows {
+            writeln!(
                 out,
-                "best that fits: train.micro_batch {}, data.max_seq_len {}",
-                best.shape.micro_batch, best.shape.seq_len_tokens
-            )?,
-            None if memory.limit.bytes.is_some() => writeln!(
+                "most rows of {} tokens that fit, of 1 to 8: train.micro_batch {}",
+                group(length),
+                most.shape.micro_batch
+            )?;
+        }
+        if let Some(longest) = memory.longest {
+            let length = longest.shape.seq_len_tokens;
+            writeln!(out, "longest at which {rows} rows fit, of the lengths below: data.max_seq_len {length}")?;
+        }
+        match memory.shapes.iter().any(|sized| sized.fits == Some(true)) {
+            false if memory.limit.bytes.is_some() => writeln!(
                 out,
                 "no shape fits: model.weights = \"bf16\" takes two bytes a parameter, train.recompute_granularity = \"full\" keeps the least"
             )?,
-            None => {}
+            _ => {}
         }
         let mut lengths: Vec<usize> = memory.shapes.iter().map(|s| s.shape.seq_len_tokens).collect();
         lengths.dedup();
@@ -161,11 +172,20 @@ impl Report {
         let c = &self.corpus;
         writeln!(
             out,
-            "\ncorpus (measured), {} records to train on, {} held out, {} left out by the sampler",
+            "\ncorpus ({}), {} records to train on, {} held out, {} left out by the sampler",
+            c.source.name(),
             group(c.records),
             group(c.held_out_records),
             group(c.left_out_records)
         )?;
+        if let Some(sample) = &c.sample {
+            writeln!(
+                out,
+                "estimated from {} of {} rows, spread evenly; what is below is of those. --exact encodes all of them",
+                group(sample.rows as usize),
+                group(sample.of_rows as usize)
+            )?;
+        }
         writeln!(out, "{}", c.truncation)?;
         writeln!(out, "padding with {}: {:.1}%, which this engine does not compute", c.sampler, c.padding_share * 100.0)
     }
@@ -174,7 +194,8 @@ impl Report {
         let s = &self.steps;
         writeln!(
             out,
-            "\nsteps (computed), {} of {} micro-batches, {} in the last",
+            "\nsteps ({}), {} of {} micro-batches, {} in the last",
+            s.source.name(),
             group(s.optimiser_steps),
             group(s.micro_batches),
             s.last_step_micro_batches
@@ -215,13 +236,22 @@ impl Report {
     fn disk(&self, out: &mut Formatter) -> fmt::Result {
         let d = &self.disk;
         let checkpoints = d.checkpoints_bytes.map_or_else(|| "not told without a speed".into(), bytes);
-        write!(
+        writeln!(
             out,
-            "\ndisk (computed)  encode cache {}, a checkpoint {}, all that stay {checkpoints}, adapter {}, merged model {}",
-            bytes(d.encode_cache_bytes),
+            "\ndisk (computed): a checkpoint {}, all that stay {checkpoints}, adapter {}, merged model {}",
             bytes(d.checkpoint_bytes),
             bytes(d.adapter_bytes),
             bytes(d.merged_bytes)
+        )?;
+        let enough = d.free_bytes.map_or(String::new(), |free| {
+            let fits = if d.run_bytes as u64 <= free { "fits" } else { "does not fit" };
+            format!(", {} free (measured): {fits}", bytes(free as usize))
+        });
+        write!(
+            out,
+            "  {} for the run{enough}; encode cache {} in the user's cache folder",
+            bytes(d.run_bytes),
+            bytes(d.encode_cache_bytes)
         )
     }
 }

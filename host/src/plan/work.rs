@@ -2,7 +2,7 @@
 
 use super::memory::Model;
 use crate::config::RecomputeGranularity;
-use crate::model::config::LayerConfig;
+use crate::model::config::{LayerConfig, TextConfig};
 use crate::model::spec::Slot;
 use serde::Serialize;
 use std::iter::Sum;
@@ -47,13 +47,12 @@ pub fn visible_keys(tokens: usize, window: Option<usize>) -> usize {
     window * (window + 1) / 2 + (tokens - window) * window
 }
 
-impl Model<'_> {
-    /// Parameters that a token is multiplied with: linear modules, router, its experts and the head.
-    pub fn active_parameters(&self) -> usize {
-        let layers = self.text.layers.iter().map(|layer| self.dense_parameters(layer) + self.expert_parameters(layer));
-        layers.sum::<usize>() + self.text.hidden_size * self.text.vocab_size
-    }
+/// Parameters of the layers of `text` that a token is multiplied with: linear modules, router and its experts.
+pub fn active_layer_parameters(text: &TextConfig) -> usize {
+    text.layers.iter().map(|layer| dense_parameters(text, layer) + expert_parameters(text, layer)).sum()
+}
 
+impl Model<'_> {
     /// One step over `documents`, by their lengths in tokens, `trained` of which have a target.
     pub fn work(&self, documents: impl Iterator<Item = usize>, trained: usize) -> Work {
         let token = self.per_token();
@@ -70,7 +69,7 @@ impl Model<'_> {
     /// Matrix products of a token in all layers.
     fn per_token(&self) -> Work {
         let layers = self.text.layers.iter().enumerate().map(|(index, layer)| {
-            let (dense, experts) = (2 * self.dense_parameters(layer), 2 * self.expert_parameters(layer));
+            let (dense, experts) = (2 * dense_parameters(self.text, layer), 2 * expert_parameters(self.text, layer));
             let router = 2 * router_parameters(self.text.hidden_size, layer);
             if index < self.lowest_layer() {
                 return Work::new(dense + experts, 0, 1.0);
@@ -106,24 +105,24 @@ impl Model<'_> {
         });
         layers.sum()
     }
+}
 
-    /// Of the linear modules and the router.
-    fn dense_parameters(&self, layer: &LayerConfig) -> usize {
-        let (hidden, dense) = (self.text.hidden_size, self.text.intermediate_size);
-        let (q, kv) = (self.text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
-        let of = |slot: Slot| match slot {
-            Slot::Q | Slot::O => q,
-            Slot::V if layer.k_eq_v => 0,
-            Slot::K | Slot::V => kv,
-            Slot::Gate | Slot::Up | Slot::Down => dense,
-        };
-        hidden * Slot::ALL.map(of).iter().sum::<usize>() + router_parameters(hidden, layer)
-    }
+/// Of the linear modules and the router.
+fn dense_parameters(text: &TextConfig, layer: &LayerConfig) -> usize {
+    let (hidden, dense) = (text.hidden_size, text.intermediate_size);
+    let (q, kv) = (text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
+    let of = |slot: Slot| match slot {
+        Slot::Q | Slot::O => q,
+        Slot::V if layer.k_eq_v => 0,
+        Slot::K | Slot::V => kv,
+        Slot::Gate | Slot::Up | Slot::Down => dense,
+    };
+    hidden * Slot::ALL.map(of).iter().sum::<usize>() + router_parameters(hidden, layer)
+}
 
-    /// Of the experts that a token goes to.
-    fn expert_parameters(&self, layer: &LayerConfig) -> usize {
-        layer.moe.map_or(0, |moe| 3 * moe.top_k * moe.intermediate_size * self.text.hidden_size)
-    }
+/// Of the experts that a token goes to.
+fn expert_parameters(text: &TextConfig, layer: &LayerConfig) -> usize {
+    layer.moe.map_or(0, |moe| 3 * moe.top_k * moe.intermediate_size * text.hidden_size)
 }
 
 fn router_parameters(hidden: usize, layer: &LayerConfig) -> usize {

@@ -81,8 +81,7 @@ pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Resu
     let peaks = Peaks::measure(config, &device);
     let text = rehearsal.prepared.text.clone();
     let lora = rehearsal.prepared.lora.clone();
-    // Sizes of memory are of no use for work.
-    let model = Model { text: &text, lora: &lora, train: &config.train, base_bytes: 0, process_bytes: 0, threads: 1 };
+    let model = Model::new(config, &text, &rehearsal.prepared.spec, &lora);
 
     let engine = rehearsal.load_engine()?;
     let (mut trainer, steps, policies) = rehearsal.parts(&engine);

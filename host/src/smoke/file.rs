@@ -9,6 +9,7 @@ use crate::plan::memory::Shape;
 use crate::plan::report::{Measured, MeasuredShape};
 use crate::plan::steps::{self, Steps};
 use crate::plan::{Source, Spread};
+use crate::report::bytes;
 use crate::run::atomic::{self, Existing};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -146,8 +147,9 @@ impl Smoke {
         };
         let Shape { micro_batch, seq_len_tokens } = failed.asked.shape;
         let why = failed.why.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        let free = self.free_bytes.map(|free| format!(", with {} free", bytes(free as usize))).unwrap_or_default();
         let message = format!(
-            "the run's largest micro-batch has {largest_tokens} tokens, and {micro_batch} x {seq_len_tokens} {} on {}{why}: {}",
+            "the run's largest micro-batch has {largest_tokens} tokens, and {micro_batch} x {seq_len_tokens} {} on {}{free}{why}: {}",
             if failed.outcome == Outcome::OutOfMemory { "ran out of memory" } else { "crashed" },
             self.measured,
             path.display()
@@ -243,7 +245,7 @@ impl Found {
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Self::Nothing),
-            Err(e) => return Ok(Self::Unusable(e.to_string())),
+            Err(e) => return Ok(Self::Unusable(format!("it cannot be read: {e}"))),
         };
         let again = "tunehost smoke CONFIG measures again";
         Ok(match serde_json::from_slice::<Smoke>(&bytes) {

@@ -62,6 +62,11 @@ impl Fingerprint {
         Ok(Self(parts))
     }
 
+    /// The device, as the configuration names it.
+    pub fn device(&self) -> &str {
+        self.0.get("model.device").map_or("", String::as_str)
+    }
+
     /// What is otherwise in `now`, in words; nothing where nothing is.
     pub fn changed(&self, now: &Self) -> Option<String> {
         let keys: Vec<&String> = self.0.keys().chain(now.0.keys().filter(|key| !self.0.contains_key(*key))).collect();

@@ -6,8 +6,9 @@ use super::fingerprint::Fingerprint;
 use super::fit::Fit;
 use super::shapes::{Asked, asked};
 use crate::config::Config;
+use crate::eligibility;
 use crate::error::{Error, Result};
-use crate::job::{Policies, Prepared};
+use crate::job::{self, Policies, Prepared};
 use crate::plan::Spread;
 use crate::plan::memory::Model;
 use crate::plan::steps;
@@ -43,7 +44,11 @@ pub struct Options<'a> {
 pub fn measure(config: &Config, options: &Options, reporter: &mut Reporter) -> Result<Smoke> {
     // Times would be those of two.
     let _lease = DeviceLease::take(&config.model.device, config.model.allow_shared)?;
-    let prepared = Prepared::new(config, None, Policies::load(&config.plugins, None)?, reporter)?;
+    let manifest = job::manifest(config)?;
+    let mut policies = Policies::load(&config.plugins, None)?;
+    // What may not be trained on is not computed on either.
+    eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, None, None)?;
+    let prepared = Prepared::new(config, manifest.map(|manifest| manifest.file), policies, reporter)?;
     let Prepared { text, checkpoint, spec, lora, corpus, steps: planned, .. } = &prepared;
     let fingerprint = Fingerprint::of(config, checkpoint, lora)?;
     let model = Model::new(config, text, spec, lora);

@@ -33,7 +33,12 @@ fn seconds(s: f64) -> String {
 impl Display for Smoke {
     fn fmt(&self, out: &mut Formatter) -> fmt::Result {
         let free = self.free_bytes.map_or_else(|| "not known".into(), |free| bytes(free as usize));
-        writeln!(out, "measured {}, free memory before {free} (measured)\n", self.measured)?;
+        writeln!(out, "measured {}, free memory before {free} (measured)", self.measured)?;
+        let device = self.fingerprint.device();
+        if device != "cpu" {
+            writeln!(out, "peaks that were measured are of the host: {device} does not tell what it holds")?;
+        }
+        writeln!(out)?;
         writeln!(
             out,
             "{:<14} {:<19} {:>14} {:>14}  s a micro-batch (measured): median (min to max, n)",

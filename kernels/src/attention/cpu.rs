@@ -345,7 +345,7 @@ impl BackwardBuffers {
 
 /// Bytes that [`backward`] takes beside inputs and results on `threads` threads: a value for each query, and each thread's
 /// tiles. [`forward`] takes less.
-pub fn workspace_bytes(tokens: usize, heads: Heads, threads: usize) -> usize {
+pub(crate) fn workspace_bytes(tokens: usize, heads: Heads, threads: usize) -> usize {
     (tokens * heads.query + threads * BackwardBuffers::values(heads.dim)) * size_of::<f32>()
 }
 

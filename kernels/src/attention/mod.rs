@@ -15,6 +15,7 @@ mod segments;
 mod simd;
 mod tile;
 
+use crate::Runtime;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -54,6 +55,17 @@ pub struct Heads {
     pub kv: usize,
     /// Values per head.
     pub dim: usize,
+}
+
+/// Bytes that the gradient takes beside inputs and results, for a document of `tokens`; the forward pass takes less.
+///
+/// On the CPU a value for each query and head, and each thread's tiles; on cubecl the same value, and four numbers for each tile of
+/// 32 rows.
+pub fn workspace_bytes(runtime: Runtime, tokens: usize, heads: Heads) -> usize {
+    match runtime {
+        Runtime::Cpu { threads } => cpu::workspace_bytes(tokens, heads, threads),
+        Runtime::Cubecl => tokens * heads.query * size_of::<f32>() + tokens.div_ceil(32) * 4 * size_of::<u32>(),
+    }
 }
 
 /// What attention computed in one pass, so that a second one over the same inputs need not.

@@ -1,6 +1,6 @@
 //! Head and loss on f32 slices.
 
-use super::{Head, IGNORED};
+use super::{Head, IGNORED, logits_bytes};
 use crate::flex::unwritten;
 use crate::matmul::{Matrix, Weights, Write, par_matmul};
 use crate::simd::{self, Isa, vectorised};
@@ -11,12 +11,6 @@ pub(crate) struct Gradient<'a> {
     /// `[n, h]`, zeros.
     pub(crate) d_hidden: &'a mut [f32],
     pub(crate) scale: f32,
-}
-
-/// Bytes of the logits of one chunk, by far the largest buffer of
-/// [`linear_cross_entropy`](super::linear_cross_entropy).
-pub fn workspace_bytes(chunk_rows: usize, vocab: usize) -> usize {
-    chunk_rows * vocab * size_of::<f32>()
 }
 
 /// The loss of each row of `hidden` `[n, h]` for `weight` `[v, h]`; fills the gradient where one is wanted.
@@ -36,7 +30,7 @@ pub(crate) fn linear_cross_entropy(
     let classes = weight.len() / h;
     let weight = weight.matrix(classes, h);
     let rows = head.chunk_rows.min(kept.len());
-    let mut logits = unwritten(workspace_bytes(rows, classes) / size_of::<f32>());
+    let mut logits = unwritten(logits_bytes(rows, classes) / size_of::<f32>());
     // The chunk's hidden states, later their gradients.
     let mut gathered = unwritten(rows * h);
     for kept in kept.chunks(rows) {

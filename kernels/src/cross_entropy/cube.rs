@@ -4,7 +4,7 @@
 //! place, and meet the weight again while both are whole, so there are two products in all; tiles of the vocabulary would
 //! make every logit a second time for the gradient, or keep one partial gradient a tile.
 
-use super::{CrossEntropyOps, Head, IGNORED, workspace_bytes};
+use super::{CrossEntropyOps, Head, IGNORED, logits_bytes};
 use crate::cube::{UNITS, cover, empty, line, max_units, packed, sum_units, units, upload};
 use crate::matmul::cube::{Into, product};
 use burn::backend::TensorMetadata;
@@ -140,7 +140,7 @@ fn loss_and_gradient(
         let places = upload(&hidden, kept);
         let kept_targets: Vec<u32> = kept.iter().map(|&row| targets[row as usize] as u32).collect();
         let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), Into::New(1.0));
-        debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), workspace_bytes(rows, classes));
+        debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), logits_bytes(rows, classes));
         row_loss::launch(
             &client,
             line(rows),

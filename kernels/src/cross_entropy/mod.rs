@@ -11,10 +11,20 @@ mod cube;
 pub mod reference;
 
 pub use backend::CrossEntropyOps;
-pub use cpu::workspace_bytes;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+
+/// Bytes of the logits of one chunk, by far the largest buffer of [`linear_cross_entropy`].
+pub fn logits_bytes(chunk_rows: usize, vocab: usize) -> usize {
+    chunk_rows * vocab * size_of::<f32>()
+}
+
+/// Bytes that [`linear_cross_entropy`] takes beside inputs and results, on the CPU and on cubecl: a chunk's logits and its rows of
+/// `hidden` values.
+pub fn workspace_bytes(chunk_rows: usize, hidden: usize, vocab: usize) -> usize {
+    logits_bytes(chunk_rows, vocab) + chunk_rows * hidden * size_of::<f32>()
+}
 
 /// A target that is not trained on.
 pub const IGNORED: i32 = -100;
@@ -34,7 +44,7 @@ pub struct CrossEntropy {
 pub struct Head {
     /// Logits z become cap * tanh(z / cap).
     pub softcap: Option<f64>,
-    /// Rows whose logits exist at a time; the workspace is [`workspace_bytes`] of it.
+    /// Rows whose logits exist at a time: [`logits_bytes`] of it.
     pub chunk_rows: usize,
 }
 

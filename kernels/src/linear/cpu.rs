@@ -124,7 +124,7 @@ pub(crate) fn lora_linear_backward(
 
 /// Bytes that the gradient of the layer takes beside inputs and results on a CPU, for `n` rows, `output` columns of the result and an adapter
 /// of this `rank`: the gradient of A x, and that of B before it is transposed. Dropout, which works on a few rows at a time, adds to it.
-pub fn workspace_bytes(n: usize, output: usize, rank: usize) -> usize {
+pub(crate) fn workspace_bytes(n: usize, output: usize, rank: usize) -> usize {
     rank * (n + output) * size_of::<f32>()
 }
 

@@ -8,8 +8,8 @@ mod cube;
 pub mod reference;
 
 pub use backend::LinearOps;
-pub use cpu::workspace_bytes;
 
+use crate::Runtime;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -34,6 +34,18 @@ pub struct Adapter {
     pub scale: f64,
     /// Dropout of the adapter's input, in training only.
     pub dropout: Option<Dropout>,
+}
+
+/// Bytes that the gradient of the layer takes beside inputs and results, for `n` rows of `input` values, `output` columns of the result
+/// and an adapter of this `rank`.
+///
+/// The gradient of A x; on the CPU also that of B before it is transposed, and dropout works on a few rows at a time, which are not
+/// counted; on cubecl dropout takes two more copies of the input's gradient.
+pub fn workspace_bytes(runtime: Runtime, n: usize, input: usize, output: usize, rank: usize, dropout: bool) -> usize {
+    match runtime {
+        Runtime::Cpu { .. } => cpu::workspace_bytes(n, output, rank),
+        Runtime::Cubecl => n * (rank + if dropout { 2 * input } else { 0 }) * size_of::<f32>(),
+    }
 }
 
 /// What the layer computed in one pass, so that a second one over the same inputs need not.

@@ -5,6 +5,7 @@
 //! shared between tasks; all of them take the same time whatever the router chose; and each token's sum is in the order
 //! of the experts' indices however the tokens are split.
 
+use super::Shape;
 use crate::flex::zeros;
 use crate::glu::cpu::{geglu_backward_in_place, geglu_into};
 use crate::matmul::{Matrix, Right, Weights, Write, matmul};
@@ -109,24 +110,9 @@ fn scatter_add(rows: &mut [f32], tile: &[f32], places: &[u32], choice: Choice, c
     }
 }
 
-/// Sizes of a call of the experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Tokens n.
-    pub tokens: usize,
-    /// Experts that a token goes to.
-    pub top_k: usize,
-    /// Experts e.
-    pub experts: usize,
-    /// Width h of a token.
-    pub hidden: usize,
-    /// Rows i of an expert's gate.
-    pub intermediate: usize,
-}
-
 /// Most bytes that the gradient of the experts takes beside inputs and results on `threads` threads of a CPU, whatever the
 /// router chose: the (token, slot) pairs of each task sorted by expert, and a tile of their rows. The forward pass takes less.
-pub fn workspace_bytes(shape: &Shape, threads: usize) -> usize {
+pub(crate) fn workspace_bytes(shape: &Shape, threads: usize) -> usize {
     let Shape { tokens, top_k, experts, hidden, intermediate } = *shape;
     let of_task = task_tokens(tokens, threads);
     let places = of_task * top_k * size_of::<u32>() + 2 * (experts + 1) * size_of::<usize>();

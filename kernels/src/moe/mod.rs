@@ -7,10 +7,41 @@ mod cube;
 pub mod reference;
 
 pub use backend::MoeOps;
-pub use cpu::{Shape, workspace_bytes};
 
+use crate::Runtime;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
+
+/// Sizes of a call of the experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens n.
+    pub tokens: usize,
+    /// Experts that a token goes to.
+    pub top_k: usize,
+    /// Experts e.
+    pub experts: usize,
+    /// Width h of a token.
+    pub hidden: usize,
+    /// Rows i of an expert's gate.
+    pub intermediate: usize,
+}
+
+/// Most bytes that the gradient of the experts takes beside inputs and results, whatever the router chose.
+///
+/// On the CPU the (token, slot) pairs of each task sorted by expert, and a tile of their rows. On cubecl a row for each pair: `[gate, up]`
+/// with its gradient and that of the activation, and later the first gradient with that of the input.
+pub fn workspace_bytes(runtime: Runtime, shape: &Shape) -> usize {
+    let Shape { tokens, top_k, experts, hidden, intermediate } = *shape;
+    match runtime {
+        Runtime::Cpu { threads } => cpu::workspace_bytes(shape, threads),
+        Runtime::Cubecl => {
+            let places = tokens * top_k;
+            let sorted = (2 * places + experts + 1) * size_of::<u32>();
+            sorted + places * (5 * intermediate).max(2 * intermediate + hidden) * size_of::<f32>()
+        }
+    }
+}
 
 /// Which experts each token goes to, and with what weight.
 #[derive(Clone, Debug)]

@@ -1,0 +1,13 @@
+//! Whose workspaces are told: each kernel's `workspace_bytes` says what it takes beside its inputs and results.
+
+/// Which implementation of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// The CPU's, on so many threads.
+    Cpu {
+        /// Threads of the pool.
+        threads: usize,
+    },
+    /// cubecl's, on any device.
+    Cubecl,
+}
