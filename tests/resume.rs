@@ -280,10 +280,12 @@ fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
     }
     let own = dir.path().join("own.wasm");
     fs::copy(dist.join("in-order.wasm"), &own).unwrap();
-    assert_changed(&fails(&resume, 6), "plugin/sampler");
-    // Allowed, it would still have to plan what is written down.
+    let said = fails(&resume, 6);
+    assert_changed(&said, "plugin/sampler");
+    // Allowed, it would still have to plan what is written down, which is said at once.
+    assert!(said.contains("--allow cannot help: the plan of epoch 0 is not the one in "), "{said}");
     let said = fails(&[&resume[..], &["--allow", "plugin"]].concat(), 6);
-    assert!(said.contains("run::order_changed"), "{said}");
+    assert!(said.contains("run::order_changed") && !said.contains("noted in provenance"), "{said}");
     assert_eq!(provenance(&run)["resumes"], Value::Array(Vec::new()), "a refused resume is none");
     fs::copy(dist.join("shuffled.wasm"), &own).unwrap();
     let said = fails(&[&resume[..], &["--set", "lora.rank=8", "--allow", "lora.rank"]].concat(), 6);
@@ -324,6 +326,11 @@ fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
     // Three steps of warm-up, of which the first was done with the other rate.
     assert!(rates.len() == STEPS && (rates[2] - 2e-3).abs() < 1e-9, "{rates:?}");
     assert_eq!(provenance(&run)["resumes"][1]["allowed"], Value::Array(Vec::new()));
+    // What was computed since is as it was recorded, with what was accepted.
+    let verify = ["runs", "verify", run.to_str().unwrap(), "--steps", "3"];
+    let out = tunehost(&verify).env("TUNEHOST_ISA", "portable").output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && said.contains("recomputed: steps "), "{said}");
 }
 
 /// The run as if it had been killed when all but its end was written down.
@@ -442,21 +449,47 @@ fn a_log_that_was_changed_is_named_by_its_line() {
             let line = 1 + whole.lines().zip(text.lines()).take_while(|(a, b)| a == b).count();
             assert!(said.contains(code) && said.contains(&format!("{name}:{line}: ")), "{said}");
             assert!(said.contains("restore "), "{said}");
+            assert_eq!(provenance(&run)["outcome"]["status"], "stopped", "what is refused is no end of the run");
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
         fs::write(&path, whole).unwrap();
     }
-    // Which the checkpoint holds, and the plan.
+    let metrics = run.join("metrics.jsonl");
+    fs::remove_file(&metrics).unwrap();
+    let said = fails(&resume, 6);
+    assert!(said.contains("metrics.jsonl is gone") && said.contains("the checkpoint holds those lines: cp "), "{said}");
+    // Which the checkpoint holds, and the plan; of clock readings nothing hangs.
+    fs::write(run.join("timing.jsonl"), "{}\n").unwrap();
     let checkpoints = run.join("checkpoints/step-000001");
     fs::copy(checkpoints.join("metrics.jsonl"), run.join("metrics.jsonl")).unwrap();
     fs::remove_file(run.join("order-manifest.jsonl")).unwrap();
-    ok(&resume);
+    let out = common::output(&resume);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("clock readings before step 2 are lost; what was there"), "{said}");
     ok(&["runs", "verify", run.to_str().unwrap(), "--hashes-only"]);
+}
+
+#[test]
+fn steps_that_are_computed_again_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let run = dir.path().join("run");
+    one_step(&config, &run);
+    ok(&["resume", run.to_str().unwrap(), "--until", &soon()]);
+    fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    let out = common::output(&["resume", run.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        said.contains("no checkpoint is left: steps 1 to 2 were computed before, and are computed again"),
+        "{said}"
+    );
+    assert!(out.status.success(), "{said}");
 }
 
 /// That a resume was refused for a change of `key`, naming two values.
 fn assert_changed(said: &str, key: &str) {
     let line = said.lines().find(|line| line.trim_start().starts_with(&format!("{key}: was "))).expect(said);
     let (was, is) = line.split_once(": was ").unwrap().1.split_once(", is ").unwrap();
+    assert_eq!(is.ends_with("records.jsonl)"), key == "corpus[0]", "a file of the corpus is named: {line}");
     assert!(said.contains("run::changed") && was != is && was != "absent" && is != "absent", "{said}");
 }

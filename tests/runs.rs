@@ -59,7 +59,7 @@ fn runs_are_listed_compared_and_verified() {
         (&lr, "train.lr: 0.001 | 0.002"),
         (&seed, "train.seed: 0 | 1"),
         (&setting, "plugins.config.sampler.bucket: absent | 4"),
-        (&corpus, "corpus[0]: "),
+        (&corpus, "corpus[0] records.jsonl: "),
         (&sampler, "plugin/sampler: "),
         (&bf16, "model.weights: \"f32\" | "),
     ] {

@@ -71,15 +71,24 @@ impl Isa {
     }
 }
 
-/// What `TUNEHOST_ISA` names, read once.
+/// What `TUNEHOST_ISA` names, where it is set.
+///
+/// # Errors
+/// Its value, where that names none: it may be `portable`, `avx2` or `avx512`.
+pub fn asked() -> Result<Option<Isa>, String> {
+    match std::env::var("TUNEHOST_ISA").as_deref() {
+        Err(_) => Ok(None),
+        Ok("portable") => Ok(Some(Isa::Portable)),
+        Ok("avx2") => Ok(Some(Isa::Avx2)),
+        Ok("avx512") => Ok(Some(Isa::Avx512)),
+        Ok(other) => Err(other.into()),
+    }
+}
+
+/// What `TUNEHOST_ISA` names, read once. A program that uses this asks [`asked`] first.
 fn limit() -> Option<Isa> {
     static LIMIT: OnceLock<Option<Isa>> = OnceLock::new();
-    *LIMIT.get_or_init(|| match std::env::var("TUNEHOST_ISA").ok()?.as_str() {
-        "portable" => Some(Isa::Portable),
-        "avx2" => Some(Isa::Avx2),
-        "avx512" => Some(Isa::Avx512),
-        other => panic!("TUNEHOST_ISA is {other:?}; it may be portable, avx2 or avx512"),
-    })
+    *LIMIT.get_or_init(|| asked().unwrap_or_else(|other| panic!("TUNEHOST_ISA is {other:?}")))
 }
 
 /// Defines a function that is compiled for each [`Isa`] and takes the one to run as its first argument.

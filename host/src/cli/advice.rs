@@ -9,6 +9,9 @@ pub fn by_flags(error: Error, model: &str) -> Error {
         "corpus::no_template" => {
             error.help_instead("name one: --template FILE, or --template base where the model folder ships one")
         }
+        "corpus::unknown_shape" => error.help_instead(
+            "give the records keys of one shape; keys are named anew (`columns`) in a configuration alone",
+        ),
         _ => error,
     }
 }

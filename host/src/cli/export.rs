@@ -12,12 +12,15 @@ use clap::Args;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
+/// The exporter where none is named.
+const DEFAULT: &str = "merge-bf16";
+
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// The tune: a run folder, or an adapter folder as PEFT or tunehost writes it.
     tune: PathBuf,
     /// The plugin that lays out the export: merge-bf16, merge-then-quantize, gguf, peft-adapter, or the path of a .wasm file.
-    #[arg(long, value_name = "PLUGIN", default_value = "merge-bf16")]
+    #[arg(long, value_name = "PLUGIN", default_value = DEFAULT)]
     exporter: String,
     /// One setting of that plugin: --set scheme=nvfp4a16. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -28,7 +31,8 @@ pub struct ExportArgs {
     /// The base that was tuned, where it is not the one that the run or the adapter names.
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
-    /// Records to judge by, which nothing was trained on; of a run without it, its held-out records. May be repeated.
+    /// Records to judge by, which nothing was trained on: a file, a folder or a glob; of a run without it, its held-out records. May be
+    /// repeated.
     #[arg(long, value_name = "FILE")]
     data: Vec<PathBuf>,
     /// Records to search the scales of a quantised export on, which may be trained ones; of a run without it, those that it trained
@@ -65,7 +69,12 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     pending.remove_on_signal()?;
     let settings = parse_settings(&args.sets)?;
     let plugin = PluginRef::resolve(Kind::Exporter, &args.exporter, &args.search_path)?.set_by("--set KEY=VALUE");
-    let mut exporter = Exporter::load(&plugin, Some(&settings))?;
+    let mut exporter = Exporter::load(&plugin, Some(&settings)).map_err(|e| match args.exporter == DEFAULT {
+        true => e.help(
+            "merge-bf16 is what is not named; `scheme` is of --exporter merge-then-quantize, `type` of --exporter gguf",
+        ),
+        false => e,
+    })?;
     let device = device::open(&args.device)?;
     let wanted = Wanted {
         base: args.base.as_deref(),

@@ -15,5 +15,12 @@ pub fn open(file: &Path) -> Result<()> {
 }
 
 pub fn show(file: &Path) -> Result<()> {
-    print(&grants::table(&grants::read(file)?, &Ledger::read(&Ledger::path_for(file))?))
+    let (written, ledger) = (grants::read(file)?, Ledger::read(&Ledger::path_for(file))?);
+    print(&grants::table(&written, &ledger))?;
+    match ledger.is_torn() {
+        true => print(
+            "the ledger ends in half a line, of a run that never trained: the next run with these grants moves it aside",
+        ),
+        false => Ok(()),
+    }
 }

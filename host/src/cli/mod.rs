@@ -24,6 +24,7 @@ use crate::plugins::project::Language;
 use crate::report::{Mode, Reporter};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use tunehost_kernels::simd;
 
 /// LoRA-tunes Gemma-family mixture-of-experts models; policy is in sandboxed WebAssembly plugins.
 #[derive(Debug, Parser)]
@@ -220,7 +221,7 @@ enum PromptFormArg {
 struct ScoreArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// JSONL file of `messages`, `text` or `input_ids` records. May be repeated.
+    /// Records: a file, a folder or a glob. May be repeated.
     #[arg(long, value_name = "FILE", required = true)]
     data: Vec<PathBuf>,
     /// Chat template for `messages`: a file, or the word `base` for the one in the model folder.
@@ -465,6 +466,11 @@ enum ConfigCommand {
 /// # Errors
 /// Whatever the command met; the caller prints it and exits with [`Error::exit_code`].
 pub fn execute(cli: Cli) -> Result<()> {
+    simd::asked().map_err(|other| {
+        Error::new("usage::isa", format!("TUNEHOST_ISA is `{other}`"))
+            .expected("portable, avx2 or avx512")
+            .help("without it, the kernels use the best that the processor has")
+    })?;
     match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),

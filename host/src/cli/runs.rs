@@ -127,7 +127,9 @@ fn show(run: &Path, json: bool) -> Result<()> {
             if let Some(best) = &outcome.best {
                 row("best", format!("step {}, held-out loss {:.4}", best.step, best.loss));
             }
-            row("held out", held_out(outcome));
+            if !outcome.held_out.is_empty() {
+                row("held out", held_out(outcome));
+            }
         }
     }
     print(&text)

@@ -19,7 +19,8 @@ impl Entry {
     }
 }
 
-fn toml_text(value: &Value) -> String {
+/// A value as TOML in one line.
+pub(super) fn toml_text(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(toml_text).collect::<Vec<_>>().join(", ")),
         // The toml crate writes every digit, 0.00000001 for 1e-8, and breaks a text at its line breaks. JSON's escapes

@@ -3,7 +3,7 @@
 use super::{Action, Config, ExportedCheckpoint, Origin, PLUGIN_KINDS, PluginsConfig, Targets, keys};
 use crate::corpus::COLUMNS;
 use crate::error::{Error, Result};
-use std::fmt::Debug;
+use serde::Serialize;
 
 /// Longest record that a configuration may ask for, in tokens.
 const MAX_SEQ_LEN_MAX: usize = 1 << 24;
@@ -164,11 +164,12 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn that(&self, holds: bool, key: &str, value: &dyn Debug, expected: &str) -> Result<()> {
+    fn that(&self, holds: bool, key: &str, value: &impl Serialize, expected: &str) -> Result<()> {
         if holds {
             return Ok(());
         }
-        let message = format!("{}: `{key}` is {value:?}", (self.origin)(key));
+        let value = serde_json::to_value(value).expect("a value of the configuration");
+        let message = format!("{}: `{key}` is {}", (self.origin)(key), keys::toml_text(&value));
         Err(Error::new("config::invalid_value", message).expected(expected))
     }
 }

@@ -169,7 +169,12 @@ impl Corpus {
 /// # Errors
 /// As [`load`], and `corpus::undecidable_spans`.
 pub fn encode_for_scoring(encoder: &Encoder, path: &Path) -> Result<Vec<Record>> {
-    encode_all(&mut CachedEncoder::new(encoder, None), path)
+    let mut cached = CachedEncoder::new(encoder, None);
+    let mut records = Vec::new();
+    for file in reader::expand(path)? {
+        records.extend(encode_all(&mut cached, &file)?);
+    }
+    Ok(records)
 }
 
 fn encode_all(encoder: &mut CachedEncoder, path: &Path) -> Result<Vec<Record>> {

@@ -147,6 +147,11 @@ impl Ledger {
         Ok(Some(aside))
     }
 
+    /// Whether there is half a line behind the last one, which [`Ledger::set_torn_aside`] moves.
+    pub fn is_torn(&self) -> bool {
+        !self.torn.is_empty()
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

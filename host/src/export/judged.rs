@@ -136,7 +136,13 @@ impl Proof {
             }
             Verdict::NoMeasurableGain => Error::new("export::no_measurable_gain", format!("{out}: no measurable gain"))
                 .expected("a loss of base + adapter that is lower than the base's by more than two standard errors")
-                .help("judge on more records with --data, or tune longer; the files are written, and nothing is known of them"),
+                .help(match self.tuned > self.base {
+                    true => {
+                        "base + adapter does worse than the base here: take an earlier checkpoint, or tune otherwise"
+                    }
+                    false => "judge on more records with --data, or tune longer",
+                })
+                .help("the files are written, and nothing is known of them"),
             Verdict::EqualToTheBase => {
                 Error::new("export::equal_to_base", format!("{out} answers as the base does, to the last bit"))
                     .expected("a model that differs from its base")

@@ -19,6 +19,7 @@ use crate::run::folder::{CHECKPOINTS, EXPORT, PROVENANCE};
 use crate::run::provenance::Provenance;
 use crate::train::state::ADAPTER_FILE;
 use burn::tensor::Device;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// Records that scales are searched on.
@@ -67,7 +68,7 @@ impl Tune {
         if folder.join(PROVENANCE).exists() {
             Self::of_run(folder, wanted, device, reporter)
         } else if folder.join(peft::CONFIG_FILE).exists() {
-            Self::of_adapter(folder, wanted, device)
+            Self::of_adapter(folder, wanted, device, reporter)
         } else {
             let what = if folder.is_dir() { "is neither a run nor an adapter" } else { "is no folder" };
             Err(Error::new("export::not_a_tune", format!("{} {what}", folder.display()))
@@ -141,12 +142,15 @@ impl Tune {
                 (records.collect(), training.unwrap_or(corpus.train))
             }
         };
+        if !wanted.data.is_empty() {
+            warn_of_trained(&records, &training, reporter);
+        }
         let training = spread(&training, TRAINING_RECORDS);
         let run_id = Some(provenance.run_id);
         Self { checkpoint, config, spec, adapter, template, records, training, run_id }.checked()
     }
 
-    fn of_adapter(dir: &Path, wanted: &Wanted, device: &Device) -> Result<Self> {
+    fn of_adapter(dir: &Path, wanted: &Wanted, device: &Device, reporter: &Reporter) -> Result<Self> {
         let base = match wanted.base {
             Some(base) => base.to_path_buf(),
             None => peft::base_of(dir)?,
@@ -162,6 +166,7 @@ impl Tune {
         let encoder = Encoder::open(&base, wanted.template, config.vocab_size, EncodeOptions::default())?;
         let template = encoder.template().map(|template| template.info().source.clone());
         let (records, training) = (encode(&encoder, wanted.data)?, encode(&encoder, wanted.training)?);
+        warn_of_trained(&records, &training, reporter);
         let training = spread(&training, TRAINING_RECORDS);
         Self { checkpoint, config, spec, adapter, template, records, training, run_id: None }.checked()
     }
@@ -226,6 +231,20 @@ fn encode(encoder: &Encoder, files: &[PathBuf]) -> Result<Vec<Record>> {
         records.extend(corpus::encode_for_scoring(encoder, file)?);
     }
     Ok(records)
+}
+
+/// Says how many of the `records` to judge by have the very tokens of one of `training`.
+fn warn_of_trained(records: &[Record], training: &[Record], reporter: &Reporter) {
+    let judged: HashSet<Vec<u32>> = records.iter().map(|record| record.tokens.ids()).collect();
+    let trained: HashSet<Vec<u32>> =
+        training.iter().map(|record| record.tokens.ids()).filter(|ids| judged.contains(ids)).collect();
+    let count = records.iter().filter(|record| trained.contains(&record.tokens.ids())).count();
+    if count > 0 {
+        let total = records.len();
+        reporter.warn(format!(
+            "{count} of the {total} records to judge by were trained, or searched on: they are not held out"
+        ));
+    }
 }
 
 /// At most `count` of `records`, evenly spread.

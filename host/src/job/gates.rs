@@ -1,7 +1,7 @@
 //! The gates before anything long starts: the plan, what it takes, and what it is computed with.
 
 use super::prepare::Prepared;
-use crate::config::{Action, Config};
+use crate::config::{Action, Config, WeightDtype};
 use crate::corpus::Record;
 use crate::device;
 use crate::error::{Error, Result};
@@ -44,15 +44,19 @@ pub fn take_device(config: &Config, records: &mut Records, reporter: &Reporter) 
             .help("end them, or wait until they end; --set model.allow_shared=true computes beside them"));
     }
     let action = if shared { Action::Warn } else { Action::Stop };
+    let hidden = lease.as_ref().and_then(|lease| lease.hidden.as_ref());
     let (verdict, mut found) = match &lease {
-        Some(_) if by.is_empty() => (Verdict::Passed, format!("{name} is this run's alone")),
+        Some(_) if by.is_empty() => {
+            let verdict = if hidden.is_some() { Verdict::Warned } else { Verdict::Passed };
+            (verdict, format!("{name} is this run's alone"))
+        }
         Some(_) => (Verdict::Warned, format!("{name} is shared with {}: model.allow_shared", by.join(", "))),
         None => (Verdict::Warned, format!("{name} is shared with another run: model.allow_shared")),
     };
     if unseen > 0 {
         found += &format!("; what {unseen} processes of other users have open could not be seen");
     }
-    if let Some(why) = lease.as_ref().and_then(|lease| lease.hidden.as_ref()) {
+    if let Some(why) = hidden {
         found += &format!("; the runs of other users do not see it: {why}");
     }
     if verdict == Verdict::Warned {
@@ -94,7 +98,8 @@ pub fn before_start(
     look("free_disk", set.free_disk, &|| gates::free_disk(&disk, free_disk_bytes(folder)))?;
     look("smoke", set.smoke, &|| smoked(config, prepared, reporter))?;
     // A request for four bits stopped the run before its corpus was read.
-    let found = format!("no 4-bit weights were asked for: every one is kept in {} or f32", config.model.weights.name());
+    let format = if config.model.weights == WeightDtype::F32 { "f32" } else { "bf16 or f32" };
+    let found = format!("no 4-bit weights were asked for: every one is kept in {format}");
     records.insert("quantize".into(), GateRecord { action: Action::Stop, verdict: Verdict::Passed, found });
     if let Some(template) = &corpus.template {
         // Another one than the base's stopped the run before its corpus was read, unless it was accepted.

@@ -29,11 +29,12 @@ use crate::model::adapter::Adapter;
 use crate::model::lora::LoraPlan;
 use crate::report::Reporter;
 use crate::run::atomic::{self, Existing};
-use crate::run::changes::{configuration, refuse_changes};
+use crate::run::changes::{configuration, refuse_changes_beside};
 use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::{Until, utc_now};
 use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command};
 use crate::run::manifest::{self, MicroBatches, OrderManifest};
+use crate::run::metrics;
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, GateRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
@@ -159,18 +160,20 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     provenance.eligibility = Some(eligibility);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
     let now = inputs::provenance(folder.path(), &resolved, &prepared)?;
-    let allowed = refuse_changes(&provenance, &now, allow)?;
+    let written = OrderManifest::open(&folder.file(ORDER)).ok().filter(|order| order.epoch(0).next().is_some());
+    let order =
+        written.map(|order| epoch_orders(&prepared).try_for_each(|(epoch, plan)| order.check_epoch(epoch, &plan)));
+    let other_order = order.and_then(Result::err);
+    let allowed = refuse_changes_beside(&provenance, &now, allow, other_order.as_ref())?;
     if finished {
         return finish::say_finished(&folder, &provenance, reporter);
-    }
-    for change in &allowed {
-        reporter.warn(format!("allowed and noted in provenance: {change}"));
     }
     gates::before_start(config, &prepared, &now.kernels, folder.path(), &mut provenance.gates, reporter)?;
     let newest = newest_whole(&folder.file(CHECKPOINTS))?;
     for broken in &newest.broken {
         reporter.warn(format!("passed over: {broken}"));
     }
+    newest.refuse_in_the_way(prepared.steps.len() as u64)?;
     for foreign in &newest.foreign {
         reporter.warn(format!("left alone: {} is no checkpoint that this run wrote", foreign.display()));
     }
@@ -181,6 +184,16 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
     let since = provenance.resumes.iter().filter(|resume| resume.from_step >= step);
     let same_scheduler = since.flat_map(|r| &r.allowed).chain(&allowed).all(|change| change.key != SCHEDULER);
     reporter.line(format!("resuming    {} after step {step} of {}", dir.display(), prepared.steps.len()));
+    let reached = metrics::steps_logged(&folder.file(METRICS))?.max(provenance.outcome.as_ref().map_or(0, |o| o.step));
+    if reached > step {
+        let again = format!("steps {} to {reached} were computed before, and are computed again", step + 1);
+        let left = if step == 0 { "no checkpoint is left" } else { "the newest checkpoint is older" };
+        reporter.warn(format!("{left}: {again}"));
+    }
+    if let Some((path, checkpoint)) = &newest.checkpoint {
+        let (saved, copy) = (path.join(METRICS), checkpoint.files.get(METRICS));
+        metrics::check(&folder.file(METRICS), step, copy.map(|copy| (saved.as_path(), copy.as_slice())))?;
+    }
     let session = Session { config, folder: &folder, stop: &stop, until, started };
     provenance.order_manifest = Some(session.commit_order(&prepared, provenance.order_manifest.as_ref())?);
     session.conclude(window, provenance, reporter, |session, provenance, reporter| {
@@ -208,15 +221,23 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
                 (adapter, optimizer)
             }
         };
-        let metrics = newest
+        let written = newest
             .checkpoint
             .and_then(|(path, mut checkpoint)| Some((path.join(METRICS), checkpoint.files.remove(METRICS)?)));
         if !as_before {
             finish::set_results_aside(&folder, reporter)?;
         }
+        let noted: Vec<String> = allowed.iter().map(|change| change.to_string()).collect();
         provenance.resumed(step, allowed);
         provenance.write(&folder)?;
-        session.train(&mut prepared, &engine, Progress { step, adapter, optimizer, metrics }, provenance, reporter)
+        noted.iter().for_each(|change| reporter.warn(format!("allowed and noted in provenance: {change}")));
+        session.train(
+            &mut prepared,
+            &engine,
+            Progress { step, adapter, optimizer, metrics: written },
+            provenance,
+            reporter,
+        )
     })
 }
 

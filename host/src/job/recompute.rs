@@ -4,13 +4,13 @@ use super::evaluation::losses_name;
 use super::policies::Policies;
 use super::prepare::Prepared;
 use super::{SCHEDULER, epoch_orders, inputs};
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::model::adapter::Adapter;
 use crate::report::{Mode, Reporter};
-use crate::run::changes::refuse_changes;
+use crate::run::changes::{configuration, refuse_changes};
 use crate::run::checkpoint::{self, Checkpoint};
-use crate::run::folder::{CHECKPOINTS, CONFIG, HELD_OUT, METRICS, ORDER};
+use crate::run::folder::{CHECKPOINTS, HELD_OUT, METRICS, ORDER};
 use crate::run::manifest::OrderManifest;
 use crate::run::metrics::{self, Metric};
 use crate::run::provenance::Provenance;
@@ -34,15 +34,11 @@ use std::path::{Path, PathBuf};
 /// Where nothing can be compared: what the run started from cannot be read, or is not what it was.
 pub fn recompute(run: &Path, steps: u64) -> Result<Vec<Check>> {
     let provenance = Provenance::read(run)?;
-    let allowed = provenance.resumes.iter().flat_map(|resume| &resume.allowed).find(|change| change.key != SCHEDULER);
-    if let Some(change) = allowed {
-        return Err(Error::new(
-            "run::changed",
-            format!("a resume let a change pass, so that no other run is alike: {change}"),
-        )
-        .help("`--hashes-only` verifies what can be verified of it"));
-    }
-    let resolved = config::load(&run.join(CONFIG), &[], &[])?;
+    // What was computed before a resume that let something change was computed otherwise.
+    let changed =
+        provenance.resumes.iter().filter(|resume| resume.allowed.iter().any(|change| change.key != SCHEDULER));
+    let since = changed.map(|resume| resume.from_step).max().unwrap_or(0);
+    let (resolved, _) = configuration(run, &provenance, &[])?;
     let config = &resolved.config;
     let mut reporter = Reporter::new(Mode::Quiet);
     let manifest = super::manifest(config)?.map(|manifest| manifest.file);
@@ -58,14 +54,24 @@ pub fn recompute(run: &Path, steps: u64) -> Result<Vec<Check>> {
     };
     check("order".into(), run.join(ORDER), again.order());
     let done = again.metrics.iter().filter(|metric| matches!(metric, Metric::Step(_))).count() as u64;
-    let steps = steps.min(done);
-    if steps > 0 {
-        let from = again.newest(|checkpoint| checkpoint.step + steps <= done)?;
+    let (asked, steps) = (steps, steps.min(done.saturating_sub(since)));
+    if steps == 0 {
+        check(format!("no step of {done}, {asked} asked for"), run.join(METRICS), Ok(()));
+    } else {
+        let from = again.newest(|checkpoint| checkpoint.step >= since && checkpoint.step + steps <= done)?;
         let first = from.as_ref().map_or(0, |(_, checkpoint)| checkpoint.step);
-        let what = format!("steps {} to {}", first + 1, first + steps);
-        check(what, run.join(METRICS), again.steps(from, first..first + steps));
+        if first >= since {
+            let all = if steps < asked { format!(", of {asked} asked for") } else { String::new() };
+            let what = format!("steps {} to {}{all}", first + 1, first + steps);
+            check(what, run.join(METRICS), again.steps(from, first..first + steps));
+        } else {
+            let what =
+                format!("no step: none of its checkpoints is from after step {since}, when a resume let a change pass");
+            check(what, run.join(METRICS), Ok(()));
+        }
     }
-    if let Some((path, checkpoint)) = again.newest(|checkpoint| again.losses_file(checkpoint.step).exists())? {
+    let evaluated = |checkpoint: &Checkpoint| checkpoint.step >= since && again.losses_file(checkpoint.step).exists();
+    if let Some((path, checkpoint)) = again.newest(evaluated)? {
         let what = format!("held-out losses after step {}", checkpoint.step);
         check(what, again.losses_file(checkpoint.step), again.held_out(&path, &checkpoint));
     }

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::model::adapter::Adapter;
 use crate::plugins::StepInfo;
 use crate::report::{Reporter, StepView};
+use crate::run::atomic;
 use crate::run::checkpoint::Position;
 use crate::run::clock::unix_ms_now;
 use crate::run::folder::{METRICS, RunFolder, TIMING};
@@ -139,7 +140,7 @@ impl Loop<'_> {
         }
         let patience = self.config.eval.patience;
         let spent = |best: &Best| patience.is_some_and(|patience| best.since() >= patience);
-        let mut timing = StepLog::resume(&self.folder.file(TIMING), first, None)?;
+        let mut timing = self.resume_timing(first, reporter)?;
         if let Some(until) = scheduling.until(first) {
             timing.append(&until)?;
         }
@@ -241,6 +242,20 @@ impl Loop<'_> {
             wall: started.elapsed(),
             plugins: trained.plugins,
         })
+    }
+
+    /// Opens the clock readings. They decide nothing: where they are not whole, what is left of them is put aside, and said.
+    fn resume_timing(&self, first: u64, reporter: &Reporter) -> Result<StepLog> {
+        let path = self.folder.file(TIMING);
+        match StepLog::resume(&path, first, None) {
+            Err(e) if e.code() == "run::log_broken" => {
+                let left = if path.exists() { Some(atomic::set_aside(&path, "broken")?) } else { None };
+                let left = left.map_or(String::new(), |aside| format!("; what was there is now {}", aside.display()));
+                reporter.warn(format!("{}: clock readings before step {} are lost{left}", e.message(), first + 1));
+                StepLog::create(&path)
+            }
+            opened => opened,
+        }
     }
 
     /// Evaluates after `step` steps and writes it down; whether it is the best so far.

@@ -53,7 +53,7 @@ impl fmt::Display for Change {
 }
 
 /// What the run was when it started, with everything that a resume let change since.
-fn accepted(stored: &Provenance) -> BTreeMap<String, String> {
+pub(super) fn accepted(stored: &Provenance) -> BTreeMap<String, String> {
     let mut out = fingerprint(stored);
     for Change { key, is, .. } in stored.resumes.iter().flat_map(|resume| &resume.allowed) {
         match is {
@@ -103,6 +103,19 @@ fn accepted_sets(stored: &Provenance, written: &Config, sets: &[String]) -> Vec<
 /// `run::changed`, naming each change with both values, and why one of `allow` is none that can be allowed; `usage::allow` for
 /// one that names nothing.
 pub fn refuse_changes(stored: &Provenance, now: &Provenance, allow: &[String]) -> Result<Vec<Change>> {
+    refuse_changes_beside(stored, now, allow, None)
+}
+
+/// As [`refuse_changes`], beside what says that other records would be trained on than are written down, which nothing can allow.
+///
+/// # Errors
+/// Those of [`refuse_changes`].
+pub fn refuse_changes_beside(
+    stored: &Provenance,
+    now: &Provenance,
+    allow: &[String],
+    other_order: Option<&Error>,
+) -> Result<Vec<Change>> {
     refuse_unknown(stored, now, allow)?;
     let changes = changes(stored, now);
     let allowed = |change: &Change| fixed(&change.key).is_none() && names(allow, &change.key);
@@ -118,18 +131,28 @@ pub fn refuse_changes(stored: &Provenance, now: &Provenance, allow: &[String]) -
         };
         let fixed = fixed(&change.key).filter(|_| names(allow, &change.key));
         let fixed = fixed.map(|why| format!(" (--allow cannot help: {why})")).unwrap_or_default();
-        format!("\n  {change}{started}{fixed}")
+        let files =
+            now.inputs.corpus.iter().chain(&stored.inputs.corpus).zip(corpus_keys(now).chain(corpus_keys(stored)));
+        let file = files.into_iter().find(|(_, key)| *key == change.key);
+        let file = file.map(|(file, _)| format!(" ({})", file.path.display())).unwrap_or_default();
+        format!("\n  {change}{file}{started}{fixed}")
     };
     let lines: String = refused.iter().map(line).collect();
     let message = format!("run {} is not what it was:{lines}", stored.run_id);
     let error = Error::new("run::changed", message).help("undo the change, or start a new run");
-    Err(match refused.iter().find(|change| fixed(&change.key).is_none()) {
-        Some(change) => error.help(format!(
+    Err(match (refused.iter().find(|change| fixed(&change.key).is_none()), other_order) {
+        (_, Some(order)) => error.help(format!("--allow cannot help: {}", order.message())),
+        (Some(change), None) => error.help(format!(
             "to go on all the same, without the promise of the same bytes and with a note in provenance: --allow '{}'",
             change.key
         )),
-        None => error,
+        (None, None) => error,
     })
+}
+
+/// The keys of a run's corpus files, in their order.
+fn corpus_keys(run: &Provenance) -> impl Iterator<Item = String> {
+    (0..run.inputs.corpus.len()).map(|i| format!("corpus[{i}]"))
 }
 
 /// Whether `allow` has the key, or what stands before its `/` or `[`: `kernel` names every kernel.

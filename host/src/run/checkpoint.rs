@@ -48,6 +48,19 @@ pub struct Newest {
     pub foreign: Vec<PathBuf>,
 }
 
+impl Newest {
+    /// Refuses what stands where a run of `total` steps may save a checkpoint, before it trains up to there.
+    ///
+    /// # Errors
+    /// `run::checkpoint_exists`.
+    pub fn refuse_in_the_way(&self, total: u64) -> Result<()> {
+        match self.foreign.iter().find(|path| step_of(path).is_some_and(|step| step <= total)) {
+            None => Ok(()),
+            Some(path) => Err(in_the_way(path, "no checkpoint that this run wrote")),
+        }
+    }
+}
+
 /// `checkpoint.json`.
 #[derive(Serialize, Deserialize)]
 struct Manifest<C> {
@@ -97,22 +110,17 @@ pub fn write(checkpoints: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
     let path = folder_of_step(checkpoints, *step);
     let (mut written, name, manifest) = (Written::read(checkpoints)?, name_of(&path), manifest_text(checkpoint));
     if taken(&path) {
-        let in_the_way = |what: &str| {
-            Error::new("run::checkpoint_exists", format!("{} is {what}", path.display()))
-                .expected(format!("no other checkpoint of step {step}"))
-                .help("move it out of the folder")
-        };
         match read(&path) {
             Ok(same) if same == *checkpoint => {
                 written.add(name, &manifest)?;
                 return Ok(path);
             }
-            Ok(_) => return Err(in_the_way(&format!("another whole checkpoint of step {step}"))),
+            Ok(_) => return Err(in_the_way(&path, "another whole checkpoint of its step")),
             Err(_) if written.names(name) => {
                 let aside = set_aside(&path, "broken")?;
                 tracing::warn!("{} is broken and now called {}", path.display(), aside.display());
             }
-            Err(_) => return Err(in_the_way("nothing that this run wrote")),
+            Err(_) => return Err(in_the_way(&path, "nothing that this run wrote")),
         }
     }
 
@@ -128,6 +136,12 @@ pub fn write(checkpoints: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
     }
     sync_folder(checkpoints)?;
     Ok(path)
+}
+
+fn in_the_way(path: &Path, what: &str) -> Error {
+    Error::new("run::checkpoint_exists", format!("{} is {what}", path.display()))
+        .expected("a free place for the run's own checkpoint of that step")
+        .help("move it out of the folder")
 }
 
 fn fill(folder: &Path, checkpoint: &Checkpoint, manifest: &[u8]) -> Result<()> {
@@ -366,7 +380,9 @@ pub(super) mod tests {
         fs::rename(write(other.path(), &checkpoint(3)).unwrap(), path(3)).unwrap();
         fs::rename(write(other.path(), &foreign).unwrap(), path(2)).unwrap();
         let newest = newest_whole(folder.path()).unwrap();
-        assert_eq!(newest.checkpoint.unwrap().1, checkpoint(1));
+        assert_eq!(newest.checkpoint.as_ref().unwrap().1, checkpoint(1));
+        newest.refuse_in_the_way(1).unwrap();
+        assert_eq!(newest.refuse_in_the_way(2).unwrap_err().code(), "run::checkpoint_exists");
         assert_eq!((newest.foreign, newest.broken.len()), (vec![path(3), path(2)], 0));
         assert_eq!(own_folders(folder.path()).unwrap(), [path(1)]);
         // The run gets to these steps: the very same checkpoint is its own from then on, another is in the way.

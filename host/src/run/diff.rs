@@ -179,7 +179,7 @@ fn files_apart(a: &Provenance, b: &Provenance) -> Vec<Change> {
     }
     if of_a.len() == of_b.len() {
         let pair = |((i, was), (_, is)): ((usize, &FileHash), (usize, &FileHash))| Change {
-            key: format!("corpus[{i}]"),
+            key: format!("corpus[{i}] {}", file_name(was)),
             was: Some(was.sha256.clone()),
             is: Some(is.sha256.clone()),
         };
@@ -297,7 +297,7 @@ mod tests {
             ("plugin/sampler: shuffled 0.1.0", sampler),
             ("device: ", machine),
             ("data.sources[1]: absent | b.jsonl; with it ", source),
-            ("corpus[0]: ", |p| p.inputs.corpus[0].sha256 = "0".repeat(64)),
+            ("corpus[0] a.jsonl: ", |p| p.inputs.corpus[0].sha256 = "0".repeat(64)),
             // One more in a folder of them, before the others.
             ("corpus new.jsonl: absent | 0000", |p| {
                 let new = FileHash { path: "new.jsonl".into(), sha256: "0".repeat(64), ..p.inputs.corpus[0].clone() };

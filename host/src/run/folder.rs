@@ -112,12 +112,15 @@ impl RunFolder {
             let error = Error::new("run::not_a_run", message)
                 .expected(format!("a folder with {PROVENANCE} in it"))
                 .help("`tunehost runs list FOLDER` shows the runs in a folder");
-            return Err(match path.join(LOCK).is_file() {
-                true => error.help(format!(
+            return Err(match (path.join(LOCK).is_file(), refuse_unless_empty(path, true)) {
+                (true, Ok(())) => error.help(format!(
                     "a run was killed in it before it began: tunehost run CONFIG --run-dir {}",
                     shell_word(path)
                 )),
-                false => error,
+                (true, Err(_)) => error.help(format!(
+                    "it holds a run whose {PROVENANCE} is gone: restore that from a copy, since nothing else says what the run is"
+                )),
+                (false, _) => error,
             });
         }
         Ok(Self { path: path.into(), _lock: lock(path)? })
@@ -231,6 +234,10 @@ mod tests {
         let error = RunFolder::open(&path).unwrap_err().to_string();
         assert!(error.contains("run::not_a_run") && error.contains("tunehost run CONFIG --run-dir "), "{error}");
         drop(RunFolder::create_at(&path).unwrap());
+        fs::write(path.join(METRICS), "").unwrap();
+        let error = RunFolder::open(&path).unwrap_err().to_string();
+        assert!(error.contains("provenance.json is gone: restore that") && !error.contains("--run-dir"), "{error}");
+        fs::remove_file(path.join(METRICS)).unwrap();
         // Without its lock, a file of such a name is somebody's.
         fs::remove_file(path.join(LOCK)).unwrap();
         assert_eq!(RunFolder::create_at(&path).unwrap_err().code(), "run::folder_not_empty");

@@ -128,17 +128,7 @@ impl StepLog {
     /// `run::log_broken`, naming the line, where one that is kept is not what was written or cannot be read, or where the file ends
     /// before `step`.
     pub fn resume(path: &Path, step: u64, copy: Option<(&Path, &[u8])>) -> Result<Self> {
-        let text = match fs::read(path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == ErrorKind::NotFound && step == 0 => return Self::create(path),
-            Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(e) => return Err(Error::io("read", path, e)),
-        };
-        let kept = match copy {
-            _ if step == 0 => 0,
-            Some((saved, written)) => same_bytes(path, &text, saved, written)?,
-            None => kept_bytes(path, &text, step)?,
-        };
+        let Some((text, kept)) = kept(path, step, copy)? else { return Self::create(path) };
         if kept < text.len() {
             atomic::write(path, &text[..kept], Existing::Replace)?;
         }
@@ -183,6 +173,34 @@ impl StepLog {
     }
 }
 
+/// Refuses a file that [`StepLog::resume`] would refuse, and changes nothing.
+///
+/// # Errors
+/// Those of [`StepLog::resume`].
+pub fn check(path: &Path, step: u64, copy: Option<(&Path, &[u8])>) -> Result<()> {
+    kept(path, step, copy).map(drop)
+}
+
+/// The text of a log, and how much of it is kept by a run that goes on after `step`; nothing where there is none and none is needed.
+fn kept(path: &Path, step: u64, copy: Option<(&Path, &[u8])>) -> Result<Option<(Vec<u8>, usize)>> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound && step == 0 => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            let gone = Error::new("run::log_broken", format!("{} is gone", path.display()))
+                .expected(format!("the lines up to step {step}, from which the run goes on"));
+            return Err(gone.help(copy.map_or("restore it from a copy".into(), |(saved, _)| restore(saved, path))));
+        }
+        Err(e) => return Err(Error::io("read", path, e)),
+    };
+    let kept = match copy {
+        _ if step == 0 => 0,
+        Some((saved, written)) => same_bytes(path, &text, saved, written)?,
+        None => kept_bytes(path, &text, step)?,
+    };
+    Ok(Some((text, kept)))
+}
+
 /// The lines of a `metrics.jsonl`; none where there is no such file.
 ///
 /// # Errors
@@ -195,6 +213,23 @@ pub fn read(path: &Path) -> Result<Vec<Metric>> {
     };
     let parse = |(i, line)| serde_json::from_str(line).map_err(|e| broken(path, i + 1, &format!("{e}")));
     text.lines().enumerate().map(parse).collect()
+}
+
+/// The last step of which a `metrics.jsonl` has a whole line, whatever else is in it; 0 where there is none.
+///
+/// # Errors
+/// Class `io`.
+pub fn steps_logged(path: &Path) -> Result<u64> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(0),
+        Err(e) => return Err(Error::io("read", path, e)),
+    };
+    let step = |line| match serde_json::from_str(line) {
+        Ok(Metric::Step(step)) => Some(step.step),
+        _ => None,
+    };
+    Ok(text.lines().rev().find_map(step).unwrap_or(0))
 }
 
 /// JSON has no number that is not finite: one is written as null.
@@ -217,8 +252,11 @@ fn same_bytes(path: &Path, text: &[u8], saved: &Path, written: &[u8]) -> Result<
     } else {
         "this is not the line that stood here when the checkpoint was saved that the run goes on from"
     };
-    let restore = format!("the checkpoint holds those lines: cp {} {}", shell_word(saved), shell_word(path));
-    Err(broken(path, line, what).help(restore))
+    Err(broken(path, line, what).help(restore(saved, path)))
+}
+
+fn restore(saved: &Path, path: &Path) -> String {
+    format!("the checkpoint holds those lines: cp {} {}", shell_word(saved), shell_word(path))
 }
 
 /// Length of the lines up to and including `step`.
@@ -311,6 +349,7 @@ mod tests {
         log.append(&Metric::Step(StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..broken })).unwrap();
         let lines = read(&path).unwrap();
         assert_eq!(lines[..3], [step(1), step(2), held_out(2)]);
+        assert_eq!(steps_logged(&path).unwrap(), 3);
         let Metric::Step(broken) = &lines[3] else { panic!("{lines:?}") };
         assert!(broken.loss.is_nan() && broken.grad_norm.is_nan() && broken.step == 3);
         fs::write(&path, "{\"kind\":\"step\"}\n").unwrap();
@@ -369,7 +408,8 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), changed, "it is left as it is");
         }
         fs::remove_file(&path).unwrap();
-        assert!(resume().unwrap_err().message().contains("metrics.jsonl:1: the file ends"));
+        let error = resume().unwrap_err();
+        assert!(error.message().ends_with("metrics.jsonl is gone") && error.to_string().contains("cp "), "{error}");
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Whether what a run recorded is still what is there: every input, log, checkpoint and export is hashed again. What was
 //! computed is computed again by `job::recompute`.
 
-use super::changes::config_sha256;
+use super::changes::{accepted, config_sha256};
 use super::checkpoint;
 use super::folder::{CHECKPOINTS, CONFIG, METRICS, ORDER};
 use super::manifest::OrderManifest;
 use super::metrics::{self, Metric};
 use super::provenance::Provenance;
-use super::written::Written;
+use super::written::{RECORD, Written};
 use crate::config::{self, PluginsConfig};
 use crate::corpus;
 use crate::error::{Error, Result};
@@ -41,21 +41,31 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
         checks.push(Check { what, path: path.display().to_string(), problem });
     };
     let inputs = &provenance.inputs;
+    // A resume may have let another file pass, which the run goes by since.
+    let accepted = accepted(&provenance);
+    let last = |key: &str, file: &FileHash| FileHash {
+        sha256: accepted.get(key).unwrap_or(&file.sha256).clone(),
+        ..file.clone()
+    };
     for (name, file) in &inputs.base {
-        check(format!("base/{name}"), &file.path, same_file(file, &file.path));
+        let what = format!("base/{name}");
+        let found = same_file(&last(&what, file), &file.path);
+        check(what, &file.path, found);
     }
     let single =
         [("tokenizer", &inputs.tokenizer), ("corpus manifest", &inputs.corpus_manifest), ("adapter", &inputs.adapter)];
     for (name, file) in single {
         if let Some(file) = file {
-            check(name.into(), &file.path, same_file(file, &file.path));
+            check(name.into(), &file.path, same_file(&last(name, file), &file.path));
         }
     }
     if let Some(template) = &inputs.template {
-        check("template".into(), &template.path, same_template(template));
+        check("template".into(), &template.path, same_template(&last("template", template)));
     }
     for (i, file) in inputs.corpus.iter().enumerate() {
-        check(format!("corpus[{i}]"), &file.path, same_file(file, &file.path));
+        let what = format!("corpus[{i}]");
+        let found = same_file(&last(&what, file), &file.path);
+        check(what, &file.path, found);
     }
 
     let path = run.join(CONFIG);
@@ -63,11 +73,13 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
     for kind in Kind::ALL {
         let key = kind.config_key();
         let Some(recorded) = inputs.plugins.get(key) else { continue };
+        let what = format!("plugin/{key}");
+        let sha256 = accepted.get(&what).and_then(|plugin| plugin.split(' ').next_back()).unwrap_or(&recorded.sha256);
         let found = resolved
             .as_ref()
             .map_err(|e| Error::new(e.code(), e.message()))
-            .and_then(|resolved| same_plugin(kind, &resolved.config.plugins, &recorded.sha256));
-        check(format!("plugin/{key}"), Path::new(&recorded.source), found);
+            .and_then(|resolved| same_plugin(kind, &resolved.config.plugins, sha256));
+        check(what, Path::new(&recorded.source), found);
     }
     let found = resolved.and_then(|resolved| same(&provenance.config_sha256, &config_sha256(&resolved.config)));
     check("configuration".into(), &path, found);
@@ -83,10 +95,14 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
     let path = run.join(METRICS);
     check("metrics".into(), &path, whole_metrics(&path, provenance.outcome.as_ref().map_or(0, |o| o.step)));
     let checkpoints = run.join(CHECKPOINTS);
-    let written = Written::read(&checkpoints)?;
-    for folder in checkpoint::folders(&checkpoints)? {
+    let (written, folders) = (Written::read(&checkpoints)?, checkpoint::folders(&checkpoints)?);
+    let record = checkpoints.join(RECORD);
+    let there = folders.is_empty() || record.exists();
+    let gone = || Error::new("run::verify_failed", "it is gone, and says which checkpoints this run wrote");
+    check(format!("{CHECKPOINTS}/{RECORD}"), &record, if there { Ok(()) } else { Err(gone()) });
+    for folder in folders {
         let name = checkpoint::name_of(&folder);
-        let ours = || match written.holds(name, &folder) {
+        let ours = || match !there || written.holds(name, &folder) {
             true => Ok(()),
             false => Err(Error::new("run::verify_failed", "it is not one that this run wrote")),
         };
@@ -111,6 +127,8 @@ pub fn not_recomputed(run: &Path, error: &Error) -> Check {
 /// The checks as lines, those that failed with what is wrong.
 pub fn text(checks: &[Check]) -> String {
     let line = |c: &Check| match &c.problem {
+        // Which of the sources' files it is, a number alone does not tell.
+        None if c.what.starts_with("corpus[") => format!("ok       {} ({})\n", c.what, c.path),
         None => format!("ok       {}\n", c.what),
         Some(problem) => format!("CHANGED  {} ({}): {problem}\n", c.what, c.path),
     };

@@ -15,6 +15,8 @@ pub type Bytes = Vec<(&'static str, u64)>;
 /// f32 values of a trained parameter in a checkpoint: itself and two moments.
 const VALUES_SAVED_A_PARAMETER: usize = 3;
 const F32_BYTES: usize = 4;
+/// What the merged model is called among [`Bytes`].
+const MERGED: &str = "merged model";
 
 /// What a run takes of the device's memory as `tunehost plan` computes it for a micro-batch of `largest_batch` tokens, without the
 /// slack that is assumed there, and without what this process holds already.
@@ -47,7 +49,7 @@ pub fn least_disk(
         ("checkpoints", checkpoints as u64 * parameters * VALUES_SAVED_A_PARAMETER as u64),
         ("logs", logs_bytes),
         ("adapter", if adapter { parameters } else { 0 }),
-        ("merged model", if merged { base_bytes } else { 0 }),
+        (MERGED, if merged { base_bytes } else { 0 }),
     ]
 }
 
@@ -69,8 +71,11 @@ pub fn free_memory(least: &Bytes, free: Option<u64>) -> Result<String> {
 /// # Errors
 /// `gate::free_disk`, with each part.
 pub fn free_disk(least: &Bytes, free: Option<u64>) -> Result<String> {
+    let merges = least.iter().any(|(part, bytes)| *part == MERGED && *bytes > 0);
+    let leaner =
+        if merges { ", or --set export.merged=false" } else { ", or keep fewer checkpoints (checkpoint.keep_last)" };
     enough("gate::free_disk", "disk", least, free)
-        .map_err(|e| e.help("make room, name another folder (run.root, --run-dir), or --set export.merged=false"))
+        .map_err(|e| e.help(format!("make room, name another folder (run.root, --run-dir){leaner}")))
 }
 
 fn enough(code: &'static str, what: &str, least: &Bytes, free: Option<u64>) -> Result<String> {
@@ -215,11 +220,15 @@ mod tests {
         let disk = least_disk(&lora, 1, 0, true, true, 48 << 30);
         let error = free_disk(&disk, Some(10 << 30)).unwrap_err();
         assert_eq!(error.code(), "gate::free_disk");
-        assert!(error.message().contains("merged model 48.0 GiB"), "{error}");
+        assert!(
+            error.message().contains("merged model 48.0 GiB") && error.to_string().contains("export.merged"),
+            "{error}"
+        );
         free_disk(&least_disk(&lora, 1, 0, true, false, 48 << 30), Some(10 << 30)).unwrap();
         // Of 851 MiB each.
         let error = free_disk(&least_disk(&lora, 20, 3 << 20, true, false, 0), Some(10 << 30)).unwrap_err();
         assert!(error.message().contains("checkpoints 16.6 GiB, logs 3.0 MiB, adapter"), "{error}");
+        assert!(!error.to_string().contains("export.merged"), "{error}");
     }
 
     #[test]

@@ -32,7 +32,10 @@ pub fn movement(adapter: &Adapter, initial: Option<&Adapter>) -> Result<Movement
     if still.len() == adapter.modules.len() {
         return Err(Error::new("gate::inert_adapter", "no adapter moved in a step with a learning rate above 0")
             .expected("every lora_B to differ from its initial value")
-            .help("no gradient reaches the adapters; a run like this would end with the base's own answers"));
+            .help(
+                "no gradient reaches the adapters (gates.zero_gradient says), or the rate is too small to move an f32: a run \
+                 like this would end with the base's own answers",
+            ));
     }
     Ok(if still.is_empty() { Movement::All } else { Movement::SomeStill(still) })
 }
