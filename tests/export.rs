@@ -130,11 +130,13 @@ fn what_is_written_holds_what_was_tuned() {
     let of_adapter = ["--base", other.to_str().unwrap(), "--template", "base", "--data", records.to_str().unwrap()];
     assert!(fails(&export(&adapter, &at("wrong"), &of_adapter), 10).contains("export::other_base"));
     let provenance = fs::read_to_string(run.join("provenance.json")).unwrap();
-    let inputs = json(&run.join("provenance.json"))["inputs"].clone();
+    let recorded = json(&run.join("provenance.json"));
+    let inputs = &recorded["inputs"];
     for (input, code) in [
         (&inputs["tokenizer"], "export::other_base"),
         (&inputs["template"], "export::other_input"),
         (&inputs["corpus"][1], "export::other_input"),
+        (&recorded["outcome"]["exports"]["export/adapter/adapter_model.safetensors"], "export::other_input"),
     ] {
         let sha256 = input["sha256"].as_str().unwrap();
         fs::write(run.join("provenance.json"), provenance.replace(sha256, &"0".repeat(64))).unwrap();
@@ -174,6 +176,7 @@ fn without_its_corpus(run: &Path, dir: &Path, records: &str) {
         "{said:?}"
     );
     let report = json(&dir.join("searched/export.json"));
+    assert!(report["notes"][0].as_str().unwrap().contains("16 of the 16"), "{report:#}");
     assert_eq!(report["scales"]["records"], 16);
     assert!(report["run"].as_str().unwrap().starts_with("run-"), "{report:#}");
     fs::write(run.join("config.resolved.toml"), config).unwrap();
@@ -221,6 +224,7 @@ fn refuses_what_an_adapter_lacks(adapter: &Path, dir: &Path) {
             serde_json::json!(["q_proj", "lm_head"]),
             ["target_modules", "lm_head", "tied to the embedding"],
         ),
+        ("init_lora_weights", "pissa_niter_16".into(), ["init_lora_weights", "leave the base", "weight_conversion"]),
         ("base_model_name_or_path", Value::from(""), ["does not name the base", "model::adapter_config", "--base DIR"]),
     ];
     for (field, value, parts) in settings {

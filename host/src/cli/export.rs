@@ -116,10 +116,11 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         records: &records,
         min_retained_gain: args.min_retained_gain,
     };
+    let notes = [&plan.notes[..], &tune.warnings].concat();
     let made = Made {
         exporter: exporter.identity(),
         settings: &settings,
-        notes: &plan.notes,
+        notes: &notes,
         search: search.as_ref(),
         run_id: tune.run_id.as_deref(),
     };

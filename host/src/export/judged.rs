@@ -45,7 +45,7 @@ pub struct Made<'a> {
     pub exporter: &'a Identity,
     /// Its settings.
     pub settings: &'a Value,
-    /// What it has to say to the user.
+    /// What it has to say to the user, and what was warned of.
     pub notes: &'a [String],
     /// What a search of scales gained.
     pub search: Option<&'a SearchReport>,

@@ -115,10 +115,18 @@ impl Judge<'_> {
         };
         let streams = [hidden(base)?, hidden(tuned)?, hidden(export)?];
         let Losses { records, kl_sum } = self.losses([base, tuned, export], &streams, records, &batches)?;
-        for (model, losses) in ["base", "base + adapter", "export"].iter().zip(&records) {
+        let causes = [
+            ("base", "its weights hold NaN or infinity, or numbers that overflow: compare its files with the original"),
+            (
+                "base + adapter",
+                "the adapter's numbers, or its `lora_alpha`, are too large: take it again from its training",
+            ),
+            ("export", "the format cannot hold such weights: export as bfloat16 or float32"),
+        ];
+        for ((model, cause), losses) in causes.iter().zip(&records) {
             if let Some(bad) = losses.iter().find(|loss| !loss.loss_sum.is_finite()) {
                 let message = format!("the loss of {model} on record {} is not finite", bad.id);
-                return Err(Error::new("model::not_finite", message).expected("finite losses"));
+                return Err(Error::new("model::not_finite", message).expected("finite losses").help(*cause));
             }
         }
         Ok(verdict(&records, tokens, kl_sum, min_retained_gain))

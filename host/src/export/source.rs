@@ -43,6 +43,8 @@ pub struct Tune {
     pub training: Vec<Record>,
     /// The run; none where an adapter is exported.
     pub run_id: Option<String>,
+    /// What the reader of the report should know before trusting it.
+    pub warnings: Vec<String>,
 }
 
 /// What a command line says beside the folder.
@@ -92,8 +94,10 @@ impl Tune {
         let config = TextConfig::read(base)?;
         let checkpoint = Checkpoint::open(base)?;
         let (spec, _) = ModelSpec::check(&config, &checkpoint.shapes())?;
+        let mut warnings = Vec::new();
         let written = run.join(EXPORT).join("adapter");
         let adapter = if written.join(peft::CONFIG_FILE).exists() {
+            refuse_other_adapter(&provenance, run)?;
             peft::read(&written, &spec, device)?
         } else {
             let Some((path, saved)) = newest_whole(&run.join(CHECKPOINTS))?.checkpoint else {
@@ -101,7 +105,7 @@ impl Tune {
                     .expected("a run with a checkpoint")
                     .help(format!("continue it first: tunehost resume {}", run.display())));
             };
-            reporter.warn(format!("the run is not complete: its newest checkpoint, {}, is exported", path.display()));
+            warnings.push(format!("the run is not complete: its newest checkpoint, {}, is exported", path.display()));
             let bytes = saved.files.get(ADAPTER_FILE).map(Vec::as_slice).unwrap_or_default();
             let tensors = peft::read_tensors(bytes, &path.join(ADAPTER_FILE))?;
             Adapter::from_tensors(LoraPlan::new(&resolved.config.lora, &spec)?, tensors, device)?
@@ -131,7 +135,7 @@ impl Tune {
                 let training = corpus().map(|corpus| corpus.train).unwrap_or_else(|e| {
                     let without =
                         "the corpus of the run is not compared with what it recorded, and no scale is searched on it";
-                    reporter.warn(format!("{}: {without}", e.message()));
+                    warnings.push(format!("{}: {without}", e.message()));
                     Vec::new()
                 });
                 (records, training)
@@ -143,11 +147,11 @@ impl Tune {
             }
         };
         if !wanted.data.is_empty() {
-            warn_of_trained(&records, &training, reporter);
+            warnings.extend(trained_too(&records, &training));
         }
         let training = spread(&training, TRAINING_RECORDS);
         let run_id = Some(provenance.run_id);
-        Self { checkpoint, config, spec, adapter, template, records, training, run_id }.checked()
+        Self { checkpoint, config, spec, adapter, template, records, training, run_id, warnings }.checked(reporter)
     }
 
     fn of_adapter(dir: &Path, wanted: &Wanted, device: &Device, reporter: &Reporter) -> Result<Self> {
@@ -166,12 +170,14 @@ impl Tune {
         let encoder = Encoder::open(&base, wanted.template, config.vocab_size, EncodeOptions::default())?;
         let template = encoder.template().map(|template| template.info().source.clone());
         let (records, training) = (encode(&encoder, wanted.data)?, encode(&encoder, wanted.training)?);
-        warn_of_trained(&records, &training, reporter);
+        let warnings = trained_too(&records, &training).into_iter().collect();
         let training = spread(&training, TRAINING_RECORDS);
-        Self { checkpoint, config, spec, adapter, template, records, training, run_id: None }.checked()
+        Self { checkpoint, config, spec, adapter, template, records, training, run_id: None, warnings }
+            .checked(reporter)
     }
 
-    fn checked(self) -> Result<Self> {
+    fn checked(self, reporter: &Reporter) -> Result<Self> {
+        self.warnings.iter().for_each(|warning| reporter.warn(warning));
         if let Some(format) = self.checkpoint.quantized_as() {
             let message = format!("the base {} is quantised as {format}", self.checkpoint.dir().display());
             return Err(Error::new("model::quantization", message).expected("the base in BF16, F16 or F32"));
@@ -194,6 +200,18 @@ fn refuse_other_base(provenance: &Provenance, base: &Path) -> Result<()> {
         let help = "name the base that was tuned: --base DIR";
         let now = FileHash::of(&path).map_err(|e| e.help(help))?;
         refuse_other("export::other_base", recorded, &now, help)?;
+    }
+    Ok(())
+}
+
+/// The adapter that a run exported must be as it recorded it.
+fn refuse_other_adapter(provenance: &Provenance, run: &Path) -> Result<()> {
+    let exported = provenance.outcome.iter().flat_map(|outcome| &outcome.exports);
+    let adapter = Path::new(EXPORT).join("adapter");
+    for (path, recorded) in exported.filter(|(path, _)| path.starts_with(&adapter)) {
+        let help = format!("move {} away: the run's newest checkpoint is exported then", run.join(&adapter).display());
+        let now = FileHash::of(&run.join(path)).map_err(|e| e.help(&help))?;
+        refuse_other("export::other_input", recorded, &now, &help)?;
     }
     Ok(())
 }
@@ -221,7 +239,7 @@ fn refuse_other(code: &'static str, recorded: &FileHash, now: &FileHash, help: &
     if now.sha256 == recorded.sha256 {
         return Ok(());
     }
-    let message = format!("{} is not the file that the run read: its sha256 is {}", now.path.display(), now.sha256);
+    let message = format!("{} is not as the run recorded it: its sha256 is {}", now.path.display(), now.sha256);
     Err(Error::new(code, message).expected(format!("{}, as the run recorded", recorded.sha256)).help(help))
 }
 
@@ -233,18 +251,16 @@ fn encode(encoder: &Encoder, files: &[PathBuf]) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// Says how many of the `records` to judge by have the very tokens of one of `training`.
-fn warn_of_trained(records: &[Record], training: &[Record], reporter: &Reporter) {
+/// How many of the `records` to judge by have the very tokens of one of `training`, where some have.
+fn trained_too(records: &[Record], training: &[Record]) -> Option<String> {
     let judged: HashSet<Vec<u32>> = records.iter().map(|record| record.tokens.ids()).collect();
     let trained: HashSet<Vec<u32>> =
         training.iter().map(|record| record.tokens.ids()).filter(|ids| judged.contains(ids)).collect();
-    let count = records.iter().filter(|record| trained.contains(&record.tokens.ids())).count();
-    if count > 0 {
-        let total = records.len();
-        reporter.warn(format!(
-            "{count} of the {total} records to judge by were trained, or searched on: they are not held out"
-        ));
-    }
+    let (count, total) =
+        (records.iter().filter(|record| trained.contains(&record.tokens.ids())).count(), records.len());
+    let said =
+        format!("{count} of the {total} records to judge by were trained, or searched on: they are not held out");
+    (count > 0).then_some(said)
 }
 
 /// At most `count` of `records`, evenly spread.

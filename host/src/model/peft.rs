@@ -19,6 +19,9 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 /// File with the tensors.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
+/// Initialisations of A and B that leave the base as it is, beside true and false.
+const BASE_STAYS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
 const FILES: &str = "an adapter folder holds adapter_config.json and adapter_model.safetensors; an adapter_model.bin is to be \
                      saved again by PEFT, with safe_serialization";
 
@@ -142,6 +145,12 @@ fn lora_config(config: &Value, path: &Path, spec: &ModelSpec) -> Result<LoraConf
             ));
         }
     }
+    // The others take something out of the base, which only a loader that knows of it does again.
+    let init = &config["init_lora_weights"];
+    if !matches!(init, Value::Null | Value::Bool(_)) && !BASE_STAYS.iter().any(|name| init == name) {
+        return Err(bad("init_lora_weights", "true, false, gaussian, eva or orthogonal, which leave the base as it is")
+            .help("save the adapter for the unchanged base: save_pretrained(..., path_initial_model_for_weight_conversion=...)"));
+    }
     if config["peft_type"] != "LORA" {
         return Err(unsupported("peft_type", "LORA"));
     }
@@ -161,7 +170,13 @@ fn lora_config(config: &Value, path: &Path, spec: &ModelSpec) -> Result<LoraConf
             .help("train the adapter again without them"));
     }
     if paths.is_empty() {
-        let why = never_adapted(&targets.to_string()).unwrap_or(OTHER_BASE);
+        let why = match targets {
+            Value::String(word) if word == "all-linear" => {
+                "write the names or an expression that it stood for in training"
+            }
+            targets if is_empty(targets) => "name the modules that were trained",
+            targets => never_adapted(&targets.to_string()).unwrap_or(OTHER_BASE),
+        };
         return Err(bad("target_modules", "modules of this base").help(why));
     }
     let targets = Targets::Regex(paths.into_iter().map(regex::escape).collect::<Vec<_>>().join("|"));
