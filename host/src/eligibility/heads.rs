@@ -46,7 +46,7 @@ fn refuse_lost_heads_in(ledger: &Ledger, runs: &Path) -> Result<()> {
         };
         let recorded: Recorded = serde_json::from_slice(&text).map_err(|e| {
             Error::new("run::provenance_broken", format!("{}: {e}", path.display()))
-                .help("which grants that run used is not known: restore the file from a copy")
+                .help("which grants that run used is not known: restore the file from a copy, or move that run's folder elsewhere")
         })?;
         let head = recorded.eligibility.and_then(|eligibility| eligibility.ledger);
         if let Some(head) = head.filter(|head| head.path == here && !ledger.holds(head)) {

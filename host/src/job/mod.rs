@@ -32,7 +32,9 @@ use crate::run::atomic::{self, Existing};
 use crate::run::changes::{configuration, refuse_changes_beside};
 use crate::run::checkpoint::{self, newest_whole};
 use crate::run::clock::{Until, utc_now};
-use crate::run::folder::{CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command};
+use crate::run::folder::{
+    CHECKPOINTS, CONFIG, CORPUS, FILTER, METRICS, ORDER, RunFolder, TRUNCATION, resume_command, shell_word,
+};
 use crate::run::manifest::{self, MicroBatches, OrderManifest};
 use crate::run::metrics;
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, GateRecord, Outcome, Overridden, Provenance, Status};
@@ -102,7 +104,7 @@ pub fn start(
     let filtered = serde_json::to_vec_pretty(&prepared.corpus.filtered).expect("a report is numbers and strings");
     atomic::write(&folder.file(FILTER), &filtered, Existing::Replace)?;
     provenance.write(&folder)?;
-    let session = Session { config, folder: &folder, stop: &stop, until, started };
+    let session = Session { config, folder: &folder, stop: &stop, until, sets: &[], started };
     let window = Window::new(&config.window, &folder);
     session.conclude(window, provenance, reporter, |session, provenance, reporter| {
         provenance.order_manifest = Some(session.commit_order(&prepared, None)?);
@@ -194,7 +196,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
         let (saved, copy) = (path.join(METRICS), checkpoint.files.get(METRICS));
         metrics::check(&folder.file(METRICS), step, copy.map(|copy| (saved.as_path(), copy.as_slice())))?;
     }
-    let session = Session { config, folder: &folder, stop: &stop, until, started };
+    let session = Session { config, folder: &folder, stop: &stop, until, sets, started };
     provenance.order_manifest = Some(session.commit_order(&prepared, provenance.order_manifest.as_ref())?);
     session.conclude(window, provenance, reporter, |session, provenance, reporter| {
         session.check_room(&prepared, provenance, reporter)?;
@@ -262,6 +264,8 @@ struct Session<'a> {
     folder: &'a RunFolder,
     stop: &'a StopRequest,
     until: Option<&'a Until>,
+    /// `KEY=VALUE` that this process was given over the run's configuration.
+    sets: &'a [String],
     started: Instant,
 }
 
@@ -309,11 +313,16 @@ impl Session<'_> {
         newest_whole(&self.folder.file(CHECKPOINTS)).ok().and_then(|n| n.checkpoint).map_or(0, |(_, c)| c.step)
     }
 
+    /// The command that goes on with the run as this process did: what `--set` gave it stands nowhere else.
+    fn resume_command(&self) -> String {
+        let sets: String = self.sets.iter().map(|set| format!(" --set {}", shell_word(set))).collect();
+        resume_command(self.folder.path()) + &sets
+    }
+
     fn with_resume_help(&self, error: Error, saved_step: u64) -> Error {
         match saved_step {
             0 => error,
-            step => error
-                .help(format!("step {step} is saved; when the cause is gone: {}", resume_command(self.folder.path()))),
+            step => error.help(format!("step {step} is saved; when the cause is gone: {}", self.resume_command())),
         }
     }
 
@@ -455,7 +464,7 @@ impl Session<'_> {
     }
 
     fn interrupted(&self, reason: &str, step: u64, reporter: &Reporter) -> Outcome {
-        let (run, resume) = (self.folder.path(), resume_command(self.folder.path()));
+        let (run, resume) = (self.folder.path(), self.resume_command());
         // In the next window: this one is over.
         let windowed = self.until.is_some() || self.config.plugins.checkpoint_scheduler == "window";
         let until = if windowed { " --until TIME" } else { "" };

@@ -10,13 +10,13 @@ use crate::model::adapter::Adapter;
 use crate::report::{Mode, Reporter};
 use crate::run::changes::{configuration, refuse_changes};
 use crate::run::checkpoint::{self, Checkpoint};
-use crate::run::folder::{CHECKPOINTS, HELD_OUT, METRICS, ORDER};
+use crate::run::folder::{CHECKPOINTS, HELD_OUT, METRICS, ORDER, PROVENANCE};
 use crate::run::manifest::OrderManifest;
 use crate::run::metrics::{self, Metric};
-use crate::run::provenance::Provenance;
+use crate::run::provenance::{Outcome, Provenance};
 use crate::run::verify::Check;
 use crate::train::engine::Engine;
-use crate::train::evaluate::{evaluate, summary};
+use crate::train::evaluate::{RecordLoss, compare, evaluate, summary};
 use crate::train::gates::StepGates;
 use crate::train::optimizer::AdamW;
 use crate::train::state;
@@ -74,6 +74,13 @@ pub fn recompute(run: &Path, steps: u64) -> Result<Vec<Check>> {
     if let Some((path, checkpoint)) = again.newest(evaluated)? {
         let what = format!("held-out losses after step {}", checkpoint.step);
         check(what, again.losses_file(checkpoint.step), again.held_out(&path, &checkpoint));
+    }
+    if again.losses_file(0).exists() {
+        let initial = again.prepared.given.as_ref().map(|given| &given.adapter);
+        check("held-out losses before training".into(), again.losses_file(0), again.losses(0, initial));
+    }
+    if let Some(outcome) = provenance.outcome.as_ref().filter(|outcome| !outcome.held_out.is_empty()) {
+        check("change of the held-out losses".into(), run.join(PROVENANCE), again.change(outcome));
     }
     Ok(checks)
 }
@@ -163,21 +170,46 @@ impl Again<'_> {
 
     fn held_out(&self, path: &Path, checkpoint: &Checkpoint) -> Result<()> {
         let (adapter, _) = self.state(path, checkpoint)?;
+        self.losses(checkpoint.step, Some(&adapter))
+    }
+
+    /// Compares the held-out losses after `step` steps, which ended with `adapter`, with what the run wrote.
+    fn losses(&self, step: u64, adapter: Option<&Adapter>) -> Result<()> {
         let Config { eval, train, .. } = self.config;
         let corpus = &self.prepared.corpus;
         let records = corpus.evaluation(eval.max_records_per_root);
-        let losses = evaluate(&self.engine, Some(&adapter), &records, &mut |_| {}, &|| false).unwrap_or_default();
-        let file = self.losses_file(checkpoint.step);
+        let losses = evaluate(&self.engine, adapter, &records, &mut |_| {}, &|| false).unwrap_or_default();
+        let file = self.losses_file(step);
         let recorded = fs::read(&file).map_err(|e| Error::io("read", &file, e))?;
         if serde_json::to_vec(&losses).expect("losses are numbers and strings") != recorded {
             return Err(differs(format!("{} holds other losses", file.display())));
         }
-        let summary = summary(checkpoint.step, &corpus.roots, &losses, eval.resamples, train.seed);
+        let summary = summary(step, &corpus.roots, &losses, eval.resamples, train.seed);
         let logged = self.metrics.iter().find_map(|metric| match metric {
-            Metric::HeldOut(found) if found.step == checkpoint.step => Some(found),
+            Metric::HeldOut(found) if found.step == step => Some(found),
             _ => None,
         });
         logged.map_or(Ok(()), |logged| same("the evaluation", logged, &summary))
+    }
+
+    /// Whether the losses in provenance are those that the run wrote down record by record.
+    fn change(&self, outcome: &Outcome) -> Result<()> {
+        let read = |step: u64| -> Result<Vec<RecordLoss>> {
+            let file = self.losses_file(step);
+            let text = fs::read(&file).map_err(|e| Error::io("read", &file, e))?;
+            serde_json::from_slice(&text).map_err(|e| differs(format!("{}: {e}", file.display())))
+        };
+        let after = read(outcome.exported_step.unwrap_or(outcome.step))?;
+        for change in compare(&self.prepared.corpus.roots, &read(0)?, &after) {
+            let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs().max(1.0) || a.is_nan() && b.is_nan();
+            let recorded = outcome.held_out.get(&change.root);
+            if !recorded.is_some_and(|loss| near(loss.before, change.before) && near(loss.after, change.after)) {
+                let is = format!("{} -> {}", change.before, change.after);
+                let was = recorded.map_or("nothing".into(), |loss| format!("{} -> {}", loss.before, loss.after));
+                return Err(differs(format!("the held-out loss of {} was {was}, is {is}", change.root)));
+            }
+        }
+        Ok(())
     }
 }
 

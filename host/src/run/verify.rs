@@ -6,7 +6,7 @@ use super::checkpoint;
 use super::folder::{CHECKPOINTS, CONFIG, METRICS, ORDER};
 use super::manifest::OrderManifest;
 use super::metrics::{self, Metric};
-use super::provenance::Provenance;
+use super::provenance::{Provenance, Status};
 use super::written::{RECORD, Written};
 use crate::config::{self, PluginsConfig};
 use crate::corpus;
@@ -107,6 +107,13 @@ pub fn verify(run: &Path) -> Result<Vec<Check>> {
             false => Err(Error::new("run::verify_failed", "it is not one that this run wrote")),
         };
         check(format!("checkpoint/{name}"), &folder, checkpoint::read(&folder).and_then(|_| ours()));
+    }
+    let ended = provenance.outcome.as_ref().filter(|outcome| outcome.status != Status::Failed && outcome.step > 0);
+    if let Some(last) =
+        ended.map(|outcome| checkpoint::folder_of_step(&checkpoints, outcome.step)).filter(|f| !f.exists())
+    {
+        let gone = Error::new("run::verify_failed", "it is gone, and the run ended with it");
+        check(format!("checkpoint/{}", checkpoint::name_of(&last)), &last, Err(gone));
     }
     for (name, file) in provenance.outcome.iter().flat_map(|outcome| outcome.files.iter().chain(&outcome.exports)) {
         let path = run.join(name);

@@ -7,6 +7,8 @@ use crate::model::lora::group;
 use crate::train::steps::Step;
 use std::collections::BTreeSet;
 
+/// Where so many windows of a single root are at least as likely as this, there are too few of them to say anything.
+const LUCK_MIN: f64 = 0.05;
 /// Ids named in a message.
 const NAMED_IDS: usize = 5;
 
@@ -83,28 +85,27 @@ pub fn tokens_per_step(steps: &[Step], records: &[Record], train: &TrainConfig, 
         .help("the sampler may leave micro-batches unfilled: `tunehost corpus batches` shows them"))
 }
 
+/// Most that it may be likely to see a `share` of `n` draws or more, where each has the chance `p`: the bound of Chernoff and
+/// Hoeffding, exp(-n D(share || p)) with the relative entropy D, which is exact where the share is 1.
+fn by_luck(share: f64, p: f64, n: usize) -> f64 {
+    let term = |a: f64, b: f64| if a > 0.0 { a * (a / b).ln() } else { 0.0 };
+    (-(n as f64) * (term(share, p) + term(1.0 - share, 1.0 - p))).exp()
+}
+
 /// Counts the accumulation windows whose records come from one root, where the corpus has several. A window drawn from one
 /// root pulls the whole update its way; length-sorted or unshuffled plans make many of them. How many chance alone gives is
-/// the sum over roots of p^m, with p the root's share of the micro-batches and m those of a window.
+/// the sum over roots of p^m, with p the root's share of the corpus' records and m the micro-batches of a window.
 ///
 /// # Errors
 /// `gate::single_root`, with the share and what chance gives.
 pub fn single_root(steps: &[Step], records: &[Record], roots: &[String], gates: &GatesConfig) -> Result<String> {
     let mut by_root = vec![0_usize; roots.len()];
-    let mut single = 0;
-    for step in steps {
-        let drawn: BTreeSet<u32> = records_of(step, records).map(|r| r.root).collect();
-        single += usize::from(drawn.len() == 1);
-        for batch in &step.batches {
-            if let Some(first) = batch.rows.iter().flatten().next() {
-                by_root[records[*first as usize].root as usize] += 1;
-            }
-        }
-    }
-    let batches: usize = by_root.iter().sum();
+    records.iter().for_each(|record| by_root[record.root as usize] += 1);
+    let is_single = |step: &&Step| records_of(step, records).map(|r| r.root).collect::<BTreeSet<u32>>().len() == 1;
+    let single = steps.iter().filter(is_single).count();
     let chance = |step: &Step| {
         let windows = step.batches.len() as i32;
-        by_root.iter().map(|n| (*n as f64 / batches as f64).powi(windows)).sum::<f64>()
+        by_root.iter().map(|n| (*n as f64 / records.len() as f64).powi(windows)).sum::<f64>()
     };
     let steps_count = steps.len().max(1) as f64;
     let (share, by_chance) = (single as f64 / steps_count, steps.iter().map(chance).sum::<f64>() / steps_count);
@@ -114,7 +115,7 @@ pub fn single_root(steps: &[Step], records: &[Record], roots: &[String], gates: 
         100.0 * share,
         100.0 * by_chance
     );
-    if share <= by_chance + gates.single_root_excess {
+    if share <= by_chance + gates.single_root_excess || by_luck(share, by_chance, steps.len()) > LUCK_MIN {
         return Ok(said);
     }
     Err(Error::new("gate::single_root", said)
@@ -192,6 +193,11 @@ mod tests {
         assert!(error.message().ends_with("50% by chance"), "{error}");
         let mixed: Vec<Record> = (0..40).map(|i| record(i % 2, 9, true)).collect();
         single_root(&in_order(40), &mixed, &roots, &gates).unwrap();
+        // A plan that takes the first records alone is held against the whole corpus.
+        assert!(single_root(&in_order(20), &sorted, &roots, &gates).is_err());
+        // A single window of two micro-batches is one root's half of the time.
+        single_root(&in_order(2), &sorted, &roots, &gates).unwrap();
+        assert!((by_luck(1.0, 0.5, 3) - 0.125).abs() < 1e-12 && by_luck(0.76, 0.5, 100) < 1e-5);
         // One root only, or nearly: chance gives as many.
         single_root(&in_order(40), &vec![record(0, 9, true); 40], &roots[..1], &gates).unwrap();
         let rare: Vec<Record> = (0..40).map(|i| record(u32::from(i > 37), 9, true)).collect();
