@@ -138,7 +138,7 @@ impl Table {
         let accounted: f64 = phases.values().map(Sum::total_s).sum();
         let time = |sum: &Sum| sum.time(steps.len(), total);
         let phases = phase::ALL.iter().filter_map(|phase| phases.get_key_value(phase)).map(|(name, sum)| PhaseRow {
-            phase: *name,
+            phase: name,
             time: time(sum),
             kernels_s: in_kernels.get(name).copied().unwrap_or(0.0) / count,
         });
