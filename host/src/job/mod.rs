@@ -315,7 +315,7 @@ impl Session<'_> {
 
     /// The command that goes on with the run as this process did: what `--set` gave it stands nowhere else.
     fn resume_command(&self) -> String {
-        let sets: String = self.sets.iter().map(|set| format!(" --set {}", shell_word(set))).collect();
+        let sets: String = self.sets.iter().map(|set| format!(" --set {}", shell_word(Path::new(set)))).collect();
         resume_command(self.folder.path()) + &sets
     }
 

@@ -43,8 +43,8 @@ pub fn resume_command(run: &Path) -> String {
 }
 
 /// A path as one word of a shell.
-pub fn shell_word(path: impl AsRef<Path>) -> String {
-    let text = path.as_ref().to_string_lossy();
+pub fn shell_word(path: &Path) -> String {
+    let text = path.to_string_lossy();
     shlex::try_quote(&text).map_or_else(|_| text.to_string(), |word| word.to_string())
 }
 
