@@ -182,8 +182,14 @@ fn what_is_missing_is_named() {
     fs::remove_file(large.join("model.safetensors")).unwrap();
     let index = json!({"weight_map": {"model.language_model.norm.weight": "model-00001-of-00002.safetensors"}});
     fs::write(large.join("model.safetensors.index.json"), index.to_string()).unwrap();
-    let said = fails(&["plan", &config], 8);
-    assert!(said.contains("model-00001-of-00002.safetensors"), "{said}");
+    let said = fails(&["plan", &config], 4);
+    assert!(
+        said.contains("model::bad_index") && said.contains("model-00001-of-00002.safetensors for 1 tensors"),
+        "{said}"
+    );
+    fs::write(large.join("model.safetensors.index.json"), "{\"weight_map\": {}}").unwrap();
+    let said = fails(&["plan", &config], 4);
+    assert!(said.contains("model::bad_index") && said.contains("index.json names no tensor"), "{said}");
 }
 
 #[cfg(target_os = "linux")] // peak memory as /proc tells it

@@ -336,13 +336,20 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     let index: Index = serde_json::from_slice(&text).map_err(|e| {
         Error::new("model::bad_index", format!("{}: {e}", path.display())).expected("{\"weight_map\": {tensor: file}}")
     })?;
-    match index.weight_map.values().find(|shard| shard.contains(['/', '\\'])) {
-        Some(shard) => Err(Error::new(
-            "model::bad_index",
-            format!("{} names the shard {shard}, outside its own folder", path.display()),
-        )),
-        None => Ok(index.weight_map),
+    let bad = |what: String| Error::new("model::bad_index", format!("{} {what}", path.display()));
+    if let Some(shard) = index.weight_map.values().find(|shard| shard.contains(['/', '\\'])) {
+        return Err(bad(format!("names the shard {shard}, outside its own folder")));
     }
+    let Some((tensor, shard)) = index.weight_map.iter().find(|(_, shard)| !path.with_file_name(shard).exists()) else {
+        return match index.weight_map.is_empty() {
+            true => Err(bad("names no tensor".into()).expected("{\"weight_map\": {tensor: file}}")),
+            false => Ok(index.weight_map),
+        };
+    };
+    let count = index.weight_map.values().filter(|of| *of == shard).count();
+    Err(bad(format!("names {shard} for {count} tensors, {tensor} among them, and it is not there"))
+        .expected("every shard beside its index")
+        .help("copy the missing file: a download may have been cut short"))
 }
 
 /// Little-endian bytes of `dtype` as f32; `None` for a dtype that is not BF16, F16 or F32.

@@ -162,8 +162,8 @@ impl Adapters {
 /// Memory of the device.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Limit {
-    /// Assumed where it was stated, else measured.
-    pub source: Source,
+    /// Assumed where it was stated, else measured, once; null where the device does not tell.
+    pub source: Option<Source>,
     /// Bytes; null where the device does not tell.
     pub bytes: Option<usize>,
 }
@@ -172,8 +172,8 @@ impl Limit {
     /// What was stated, else what is free.
     pub fn of(stated: Option<usize>, free: Option<u64>) -> Self {
         match stated {
-            Some(bytes) => Self { source: Source::Assumed, bytes: Some(bytes) },
-            None => Self { source: Source::Measured, bytes: free.map(|bytes| bytes as usize) },
+            Some(bytes) => Self { source: Some(Source::Assumed), bytes: Some(bytes) },
+            None => Self { source: free.map(|_| Source::Measured), bytes: free.map(|bytes| bytes as usize) },
         }
     }
 
@@ -415,7 +415,7 @@ impl Report {
             planned.shape.tokens(),
             bytes(planned.memory.peak_bytes),
             bytes(limit.bytes.unwrap_or_default()),
-            limit.source.name()
+            limit.source.map_or("", Source::name)
         );
         Err(Error::new("gate::free_memory", message).expected("a peak within the device's memory").help(
             "model.weights = \"bf16\", train.recompute_granularity = \"full\", fewer rows (train.micro_batch) or shorter \

@@ -1,5 +1,6 @@
 //! The report as a person reads it.
 
+use super::Source;
 use super::blocks::BlockSize;
 use super::report::{MeasuredShape, Report, Sized};
 use crate::model::lora::group;
@@ -62,7 +63,10 @@ impl Report {
     fn memory(&self, out: &mut Formatter) -> fmt::Result {
         let memory = &self.memory;
         let limit = match memory.limit.bytes {
-            Some(limit) => format!("{} of memory ({})", bytes(limit), memory.limit.source.name()),
+            Some(limit) => {
+                let once = if memory.limit.source == Some(Source::Measured) { ", n = 1" } else { "" };
+                format!("{} of memory ({}{once})", bytes(limit), memory.limit.source.map_or("", Source::name))
+            }
             None => "memory not known: --device-memory SIZE".into(),
         };
         writeln!(
@@ -92,7 +96,7 @@ impl Report {
         ] {
             writeln!(out, "  {what:<62} {:>10}", bytes(size))?;
         }
-        let peak = "peak: of one layer and the loss head, the one that is larger";
+        let peak = "peak of the steps: of one layer and the loss head, the larger";
         writeln!(out, "  {peak:<62} {:>10}{}", bytes(m.peak_bytes), verdict(memory.configured.fits))?;
         let planned = memory.planned;
         writeln!(
@@ -101,6 +105,10 @@ impl Report {
             format!("peak of the largest planned micro-batch, {} tokens", group(planned.shape.seq_len_tokens)),
             bytes(planned.memory.peak_bytes),
             verdict(planned.fits)
+        )?;
+        writeln!(
+            out,
+            "what comes after the steps is not in it: an export, above all that of a merged model, may take more (export.merged = false)"
         )?;
         let (rows, length) = (memory.configured.shape.micro_batch, memory.configured.shape.seq_len_tokens);
         if let Some(most) = memory.most_rows {
