@@ -112,8 +112,14 @@ fn a_grant_lets_one_run_through() {
     let said = case.run_fails(7, "gate::ineligible");
     assert!(said.contains("chats/no-consent: nobody was asked"), "{said}");
     assert_eq!(case.runs(), 0, "a blocked run leaves no folder");
+    for command in [&["probe", "adapters"][..], &["probe", "determinism"], &["profile"], &["bench"]] {
+        let said = fails(&[command, &[&case.text("demo.toml")[..]]].concat(), 7);
+        assert!(said.contains("gate::ineligible"), "{command:?}: {said}");
+    }
 
     case.write("grants.toml", GRANT);
+    // What is measured and not kept uses no grant.
+    ok(&["probe", "adapters", &case.text("demo.toml")]);
     // As a crash left it: no run trained on that.
     let torn = "{\"sequence\":1,\"prev";
     case.write("grants.ledger.jsonl", torn);

@@ -132,6 +132,9 @@ fn padding_is_the_samplers() {
     assert!(apart > together, "{apart} {together}");
     let said = fails(&["probe", "padding", &config, "--plugins", "sampler=shuffled", "--most", "0"], 7);
     assert!(said.contains("probe::padding") && said.contains("0.00% at most"), "{said}");
+    for wrong in ["nan", "-0.1", "1.5"] {
+        assert!(fails(&["probe", "padding", &config, &format!("--most={wrong}")], 2).contains("a share from 0 to 1"));
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub enum ProbeCommand {
         #[command(flatten)]
         args: ProbeArgs,
         /// Fail where more than this share of the micro-batches is padding, such as 0.01.
-        #[arg(long, value_name = "SHARE")]
+        #[arg(long, value_name = "SHARE", value_parser = share)]
         most: Option<f64>,
     },
     /// Whether a step gives the same bytes twice, and with another number of threads.
@@ -55,6 +55,12 @@ impl ProbeArgs {
         }
         verdict
     }
+}
+
+/// A number from 0 to 1.
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "expected a share from 0 to 1, such as 0.01".into())
 }
 
 pub fn execute(command: &ProbeCommand) -> Result<()> {

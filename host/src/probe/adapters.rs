@@ -66,13 +66,13 @@ impl Module {
 /// # Errors
 /// `gate::nothing_trained` where no micro-batch trains a token.
 pub fn probe(trainer: &mut Trainer, steps: &[Step], device: &str) -> Result<Report> {
-    let single = steps.iter().flat_map(|step| step.batches.iter().map(|batch| (step.epoch, batch)));
+    let mut single = steps.iter().flat_map(|step| step.batches.iter().map(|batch| (step.epoch, batch)));
     let trains = |(epoch, batch): (u32, &MicroBatch)| {
         let records = batch.rows.iter().flatten().map(|i| &trainer.records[*i as usize]);
         let trained = records.flat_map(|record| record.tokens.trained().skip(1)).any(|trained| trained);
         trained.then(|| Step { epoch, batches: vec![batch.clone()] })
     };
-    let step = { single }.find_map(trains).ok_or_else(|| {
+    let step = single.find_map(trains).ok_or_else(|| {
         Error::new("gate::nothing_trained", "no micro-batch of the run trains a token")
             .help("tunehost corpus inspect shows which tokens are trained")
     })?;

@@ -434,6 +434,33 @@ mod tests {
             attend(None)(q, k, v, &one)
         });
         assert!(merged.other_document > 0 && merged.missing == 0 && merged.future == 0, "{merged:?}");
+        let report = Report {
+            source: Source::Measured,
+            device: "cpu".into(),
+            kernel: "a kernel".into(),
+            documents_tokens: documents(16),
+            rows_changed: 10,
+            bands: vec![Band {
+                kind: "sliding",
+                layers: 25,
+                window_keys: Some(16),
+                query_heads: 4,
+                kv_heads: 2,
+                head_dim: 16,
+                keys_most: 17,
+                saturated_row: 16,
+                pairs: 1,
+                pairs_expected: 1,
+                pairs_seen: 1,
+                wrong: look(Some(16), &attend(Some(17))),
+            }],
+        };
+        let error = report.verdict().unwrap_err();
+        assert_eq!((error.code(), error.exit_code()), ("probe::mask", 7));
+        assert!(
+            error.to_string().contains("the 25 sliding layers") && error.to_string().contains("16 keys"),
+            "{error}"
+        );
         let no_number = look(None, &|q, k, v, segments| attend(None)(q, k, v, segments) * f32::NAN);
         assert!(no_number.missing > 0 && no_number.other_document > 0, "{no_number:?}");
     }

@@ -48,7 +48,8 @@ pub struct Report {
     pub tokens: usize,
     /// What the device reaches, measured before the steps.
     pub peaks: Peaks,
-    /// Operations of a step, the mean: computed from the lengths of its documents.
+    /// Operations of a step, the mean: what the kernels say that they did, and what the lengths of its documents ask for; where
+    /// kernels have no spans, both from the lengths.
     pub work: Work,
     /// Operations that were performed, per second, as a share of the measured peak.
     pub mfu_performed: f64,
@@ -123,6 +124,11 @@ pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Resu
             tokens += metrics.tokens as usize;
             recorded.push(Recorded { start, end, spans });
         }
+    }
+    let told = recorded.iter().flat_map(|step: &Recorded| &step.spans).filter_map(|span| span.work);
+    let told_flop: usize = told.map(|work| work.flop).sum();
+    if told_flop > 0 {
+        work.performed_flop = told_flop as f64;
     }
     let seconds: Vec<f64> = recorded.iter().map(|step| (step.end - step.start).as_secs_f64()).collect();
     let (steps, total): (f64, f64) = (seconds.len() as f64, seconds.iter().sum());

@@ -142,7 +142,9 @@ impl Table {
             time: time(sum),
             kernels_s: in_kernels.get(name).copied().unwrap_or(0.0) / count,
         });
-        let layers = by_layer.iter().map(|(&(layers, phase), sum)| LayerRow {
+        let mut by_layer: Vec<_> = by_layer.into_iter().collect();
+        by_layer.sort_by_key(|((_, phase), _)| phase::ALL.iter().position(|known| known == phase));
+        let layers = by_layer.iter().map(|&((layers, phase), ref sum)| LayerRow {
             layers,
             phase,
             calls: sum.calls as f64 / count,

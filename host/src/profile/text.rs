@@ -16,7 +16,7 @@ impl Display for Report {
             group(self.tokens)
         )?;
         let per_s = self.tokens as f64 / (step.n as f64 * self.table.step_mean_s);
-        writeln!(out, "a step       {step} s, {} tokens/s", group(per_s as usize))?;
+        writeln!(out, "seconds a step {step}, {} tokens/s", group(per_s as usize))?;
         let peaks = &self.peaks;
         writeln!(out, "peak (measured in this process, the most of n)")?;
         for (what, spread, unit) in [
