@@ -79,6 +79,14 @@ fn the_template_is_shown_with_what_is_trained_and_its_tokens() {
         .map(|span| span["end"].as_u64().unwrap() - span["start"].as_u64().unwrap())
         .collect();
     assert_eq!((spans.len(), spans.iter().sum::<u64>()), (2, example["trained_tokens"].as_u64().unwrap()));
+    // A record over the limit is told as the run cuts it, and shown in part.
+    let long = json!({"id": "long", "text": "word ".repeat(400)}).to_string();
+    fs::write(dir.path().join("records.jsonl"), long).unwrap();
+    let record = &probed("template", &config, &["--set", "data.max_seq_len=300"])["records"][1];
+    assert_eq!((&record["overlong"], &record["trained_tokens"]), (&json!("truncate"), &json!(299)), "{record}");
+    assert!(record["tokens"].as_u64() > Some(400) && record["shown_tokens"] == 200, "{record}");
+    let text = ok(&["probe", "template", &config, "--set", "data.max_seq_len=300"]);
+    assert!(text.contains("over data.max_seq_len, 300") && text.contains("... and 100 tokens more"), "{text}");
     let stale = root().join("tests/fixtures/templates/forcepusher-gemma4.jinja");
     let stale = format!("data.template=\"{}\"", stale.display());
     assert!(fails(&["probe", "template", &config, "--set", &stale], 3).contains("corpus::template_mismatch"));

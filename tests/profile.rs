@@ -45,13 +45,20 @@ fn the_tables_sum_to_the_step_and_count_the_work_that_the_plan_counts() {
         assert!(number("/work/nominal_flop") < performed);
         let product = if weights == "bf16" { "/peaks/bf16_product_flops/max" } else { "/peaks/f32_product_flops/max" };
         assert!((number("/mfu_performed") * step * number(product) / performed - 1.0).abs() < 1e-9);
+        // Each kernel is one of the table whose hash it stands under.
+        let resolved: Vec<&String> = report["resolved"].as_object().unwrap().keys().collect();
+        for row in kernels.as_array().unwrap() {
+            let name = row["kernel"].as_str().unwrap();
+            assert!(resolved.iter().any(|kernel| name.starts_with(kernel.as_str())), "{name}");
+        }
         assert_eq!(report["step_s"]["n"], 4);
         let hash = report["kernels_sha256"].as_str().unwrap();
         assert!(report["resolved"]["lora_linear"].as_str().unwrap().contains(weights) && hash.len() == 64);
     }
 
     let text = ok(&[&["profile", &config, "--trace", trace.to_str().unwrap()], &wide[..]].concat());
-    for part in ["MFU", "everything else", "windowed_attention, backward", "sliding", "GFLOP/s"] {
+    assert!(text.contains("the run has 2 steps: they were computed in turn"), "{text}");
+    for part in ["MFU", "the mean", "everything else", "windowed_attention, backward", "sliding", "GFLOP/s"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let events: Value = serde_json::from_slice(&fs::read(&trace).unwrap()).unwrap();
@@ -65,4 +72,7 @@ fn the_tables_sum_to_the_step_and_count_the_work_that_the_plan_counts() {
     assert_eq!(named("loss").len(), 3);
     let said = fails(&[&["profile", &config, "--trace", trace.to_str().unwrap()], &wide[..]].concat(), 2);
     assert!(said.contains("usage::trace_exists"), "{said}");
+    let nowhere = dir.path().join("no-folder/trace.json");
+    let said = fails(&[&["profile", &config, "--trace", nowhere.to_str().unwrap()], &wide[..]].concat(), 8);
+    assert!(said.contains("no-folder") && !said.contains(".tmp"), "{said}");
 }

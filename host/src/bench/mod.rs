@@ -8,11 +8,12 @@ use crate::job::Rehearsal;
 use crate::model::adapter::{Adapter, LowRank, tensor};
 use crate::model::config::{LayerConfig, TextConfig};
 use crate::model::gemma4;
-use crate::model::lora::group;
+use crate::model::lora::{LoraPlan, group};
 use crate::model::rng::SplitMix64;
 use crate::plan::{Source, Spread};
 use crate::plugins::{PlanRequest, StepInfo};
 use crate::run::clock::unix_ms_now;
+use crate::run::folder::PROVENANCE;
 use crate::run::provenance::Provenance;
 use crate::train::batch::Batch;
 use crate::train::engine::Gradients;
@@ -22,10 +23,14 @@ use burn::tensor::{DType, Device, Tensor};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
+use std::path::Path;
 use std::time::Instant;
 use tunehost_kernels::attention::windowed_attention_output;
 use tunehost_kernels::cotangent::pull_back;
 use tunehost_kernels::cross_entropy::linear_cross_entropy;
+use tunehost_kernels::glu::geglu;
+use tunehost_kernels::linear::{Adapter as LinearAdapter, lora_linear};
+use tunehost_kernels::norm::rms_norm_residual;
 use tunehost_kernels::{moe, trace};
 
 /// What the parts of a run's steps take.
@@ -43,6 +48,8 @@ pub struct Report {
     pub same_as_run: Option<String>,
     /// The micro-batches.
     pub shapes: Vec<Shape>,
+    /// Whether a signal ended it: then only its first parts were measured.
+    pub stopped: bool,
     /// What was measured.
     pub rows: Vec<Row>,
 }
@@ -75,7 +82,8 @@ pub struct Row {
     pub bytes: Option<usize>,
 }
 
-/// Measures each part `times` times after a time that is not counted. With `run`, the folder of a run, first compares its kernels.
+/// Measures each part `times` times after a time that is not counted. With `run`, the folder of a run, first compares its
+/// kernels. Once `stop` says so, nothing more is measured.
 ///
 /// # Errors
 /// `run::other_kernels` where the run's kernels are others; classes `run`, `device`, `plugin`.
@@ -83,12 +91,13 @@ pub fn bench(
     config: &Config,
     rehearsal: &mut Rehearsal,
     times: usize,
-    run: Option<&std::path::Path>,
+    run: Option<&Path>,
+    stop: &dyn Fn() -> bool,
 ) -> Result<Report> {
     let resolved = BTreeMap::from(device::kernels(&config.model.device, config.model.weights)?);
     let same_as_run = run.map(|run| same_kernels(run, &resolved)).transpose()?;
     let device = device::open(&config.model.device)?;
-    let mut bench = Bench { times, device: &device, rows: Vec::new() };
+    let mut bench = Bench { times, device: &device, stop, rows: Vec::new() };
     let prepared = &mut rehearsal.prepared;
     let records = &prepared.corpus.train;
     let mut batches: Vec<&MicroBatch> = prepared.steps.iter().flat_map(|step| &step.batches).collect();
@@ -100,7 +109,7 @@ pub fn bench(
         let batch = laid_out(micro_batch);
         let documents = batch.segments.cu_seqlens().len() - 1;
         shapes.push(Shape { name, tokens: batch.tokens(), documents, trained_tokens: batch.trained() });
-        bench.kernels(name, config, &prepared.text, &batch);
+        bench.kernels(name, config, &prepared.text, &prepared.lora, &batch);
         bench.measure("data: micro-batch laid out", Some(name), || {
             laid_out(micro_batch);
             Ok(())
@@ -129,6 +138,7 @@ pub fn bench(
         kernels_sha256: hash(&resolved),
         resolved,
         same_as_run,
+        stopped: stop(),
         shapes,
         rows: bench.rows,
     })
@@ -139,10 +149,18 @@ fn hash(resolved: &BTreeMap<&'static str, String>) -> String {
 }
 
 /// The id of the run in the folder `run`, where its kernels are the `resolved` ones.
-fn same_kernels(run: &std::path::Path, resolved: &BTreeMap<&'static str, String>) -> Result<String> {
+fn same_kernels(run: &Path, resolved: &BTreeMap<&'static str, String>) -> Result<String> {
     let provenance = Provenance::read(run)?;
     let of_run = provenance.kernels.iter().map(|(kernel, by)| (&kernel[..], &by.resolved[..]));
     let (was, is) = (device::kernels_sha256(of_run.clone()), hash(resolved));
+    // A run of an earlier version recorded its kernels without their hash.
+    let recorded = &provenance.kernels_sha256;
+    if !recorded.is_empty() && *recorded != was {
+        let message = format!("{} says that the kernels have the sha256 {recorded}", run.join(PROVENANCE).display());
+        return Err(Error::new("run::other_kernels", message)
+            .expected(format!("{was}, that of the kernels which it lists"))
+            .help("the file was changed: tunehost runs verify says what else was"));
+    }
     if was == is {
         return Ok(provenance.run_id);
     }
@@ -160,6 +178,7 @@ fn same_kernels(run: &std::path::Path, resolved: &BTreeMap<&'static str, String>
 struct Bench<'a> {
     times: usize,
     device: &'a Device,
+    stop: &'a dyn Fn() -> bool,
     rows: Vec<Row>,
 }
 
@@ -170,6 +189,9 @@ impl Bench<'_> {
         shape: Option<&'static str>,
         mut call: impl FnMut() -> Result<()>,
     ) -> Result<()> {
+        if (self.stop)() {
+            return Ok(());
+        }
         // The first call is not counted, and tells what the kernels do.
         let (first, spans) = trace::record(|| (), &mut call);
         first?;
@@ -182,6 +204,9 @@ impl Bench<'_> {
             call()?;
             _ = self.device.sync();
             seconds.push(started.elapsed().as_secs_f64());
+            if (self.stop)() {
+                break;
+            }
         }
         self.rows.push(Row {
             what: what.into(),
@@ -208,7 +233,7 @@ impl Bench<'_> {
         tensor(shape, values, self.device)
     }
 
-    fn kernels(&mut self, shape: &'static str, config: &Config, text: &TextConfig, batch: &Batch) {
+    fn kernels(&mut self, shape: &'static str, config: &Config, text: &TextConfig, lora: &LoraPlan, batch: &Batch) {
         let n = batch.tokens();
         let dtype = match config.model.weights {
             crate::config::WeightDtype::F32 => DType::F32,
@@ -228,13 +253,20 @@ impl Bench<'_> {
                 let routing = moe::route(logits, scale.clone(), moe.top_k);
                 moe::experts(x, &routing, gate_up.clone(), down.clone())
             };
-            let name = "moe_route and moe_experts";
+            let name = "moe_experts with routing";
             self.kernel(format!("{name}, forward"), shape, || drop(run(x.clone(), logits.clone())));
             self.kernel(format!("{name}, forward and backward"), shape, || {
                 let [x, logits] = [&x, &logits].map(|t| t.clone().autodiff().require_grad());
                 drop(pull_back(run(x, logits), d_out.clone()));
             });
         }
+        self.linear(shape, lora, dtype, n);
+        let (weight, residual) = (Tensor::<1>::ones([hidden], self.device), self.random([n, hidden]));
+        self.both("rms_norm with residual".into(), shape, residual.clone(), |x| {
+            rms_norm_residual(x, weight.clone(), text.rms_norm_eps, residual.clone(), 1.0)
+        });
+        let up = self.random([n, text.intermediate_size]);
+        self.both("geglu".into(), shape, up.clone(), |gate| geglu(gate, up.clone()));
         let (rows, head) = (self.random([n, hidden]), self.random([text.vocab_size, hidden]).cast(dtype));
         for (name, want_grad) in [("loss", false), ("loss and gradient", true)] {
             self.kernel(format!("linear_cross_entropy, {name}"), shape, || {
@@ -243,6 +275,30 @@ impl Bench<'_> {
                 drop(linear_cross_entropy(rows, head, &batch.targets, softcap, 1.0, chunk_rows, want_grad));
             });
         }
+    }
+
+    /// The largest adapted module.
+    fn linear(&mut self, shape: &'static str, lora: &LoraPlan, dtype: DType, n: usize) {
+        let Some(module) = lora.modules.iter().max_by_key(|module| module.input * module.output) else { return };
+        let weight = self.random([module.output, module.input]).cast(dtype);
+        let [a, b] = [[lora.rank, module.input], [module.output, lora.rank]].map(|shape| self.random(shape));
+        let name = format!("lora_linear, {} of a {} layer", module.slot.name(), module.kind.name());
+        self.both(name, shape, self.random([n, module.input]), |x| {
+            // As in training, where the adapter is differentiated too.
+            let [a, b] =
+                [&a, &b].map(|t| if x.is_require_grad() { t.clone().autodiff().require_grad() } else { t.clone() });
+            let adapter = LinearAdapter { a, b, scale: lora.scale, dropout: None };
+            lora_linear(x, weight.clone(), Some(&adapter))
+        });
+    }
+
+    /// Measures the forward pass of `run`, and both passes.
+    fn both(&mut self, name: String, shape: &'static str, x: Tensor<2>, run: impl Fn(Tensor<2>) -> Tensor<2>) {
+        let d_out = run(x.clone());
+        self.kernel(format!("{name}, forward"), shape, || drop(run(x.clone())));
+        self.kernel(format!("{name}, forward and backward"), shape, || {
+            drop(pull_back(run(x.clone().autodiff().require_grad()), d_out.clone()));
+        });
     }
 
     fn attention(&mut self, shape: &'static str, layer: &LayerConfig, heads: usize, batch: &Batch) {
@@ -280,10 +336,7 @@ impl Display for Report {
         writeln!(out, "bench (measured) on {}, kernels sha256 {}", self.device, self.kernels_sha256)?;
         match &self.same_as_run {
             Some(run) => writeln!(out, "the kernels are the same as those of run {run}")?,
-            None => writeln!(
-                out,
-                "a run of this configuration on this machine resolves to the same: kernels_sha256 in provenance.json"
-            )?,
+            None => writeln!(out, "compared with no run: --run RUN compares them with what a run recorded")?,
         }
         for Shape { name, tokens, documents, trained_tokens } in &self.shapes {
             let (tokens, trained) = (group(*tokens), group(*trained_tokens));
@@ -301,6 +354,9 @@ impl Display for Report {
             if let Some(flop) = flop.filter(|flop| *flop > 0) {
                 write!(out, " {:>9.1}", flop as f64 / s.median / 1e9)?;
             }
+        }
+        if self.stopped {
+            write!(out, "\nstopped by a signal: what follows was not measured")?;
         }
         write!(out, "\noperations are those of the products, computed from shapes")
     }

@@ -5,6 +5,7 @@ use crate::bench;
 use crate::config;
 use crate::error::Result;
 use crate::job::Rehearsal;
+use crate::run::signal::StopRequest;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -26,6 +27,8 @@ pub struct BenchArgs {
 pub fn bench(args: &BenchArgs) -> Result<()> {
     let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
     let mut rehearsal = Rehearsal::new(&config)?;
-    let report = bench::bench(&config, &mut rehearsal, args.times as usize, args.run.as_deref())?;
+    let stop = StopRequest::install()?;
+    let (times, run) = (args.times as usize, args.run.as_deref());
+    let report = bench::bench(&config, &mut rehearsal, times, run, &|| stop.is_set())?;
     print_as(args.json, || serde_json::to_value(&report).expect("numbers and names are JSON"), || report.to_string())
 }

@@ -25,7 +25,7 @@ pub enum ProbeCommand {
     Padding {
         #[command(flatten)]
         args: ProbeArgs,
-        /// Fail where more than this share of the micro-batches is padding, such as 0.01.
+        /// Fail where more than this share of the tokens is padding, such as 0.01.
         #[arg(long, value_name = "SHARE", value_parser = share)]
         most: Option<f64>,
     },

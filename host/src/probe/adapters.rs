@@ -14,6 +14,8 @@ use burn::tensor::Tensor;
 use serde::Serialize;
 use std::fmt::{self, Display, Formatter};
 
+const NO_NUMBER: &str = "its gradient is no number";
+
 /// Gradients of every adapter.
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -53,7 +55,7 @@ impl Module {
     fn problem(&self) -> Option<&'static str> {
         let norms = [self.b_gradient_norm, self.a_gradient_norm, self.a_gradient_norm_after_update];
         match () {
-            () if norms.iter().any(|norm| !norm.is_finite()) => Some("its gradient is no number"),
+            () if norms.iter().any(|norm| !norm.is_finite()) => Some(NO_NUMBER),
             () if self.b_gradient_norm == 0.0 => Some("no gradient reaches B"),
             () if self.a_gradient_norm_after_update == 0.0 => Some("no gradient reaches A after an update"),
             () => None,
@@ -124,13 +126,20 @@ impl Report {
     pub fn verdict(&self) -> Result<()> {
         let Some((path, problem)) = self.problems().next() else { return Ok(()) };
         let message = format!(
-            "{} of {} adapters do not learn from this micro-batch; the first: {path}: {problem}",
+            "{} of {} adapters do not learn from this micro-batch, whose loss is {}; the first: {path}: {problem}",
             group(self.problems().count()),
-            group(self.modules.len())
+            group(self.modules.len()),
+            self.loss_before
         );
+        let help = match problem {
+            NO_NUMBER => super::NOT_FINITE,
+            _ => {
+                "a module that the model does not use, a layer scaled by 0 or documents of a single token have none; leave it out with lora.targets"
+            }
+        };
         Err(Error::new("probe::adapters", message)
             .expected("a gradient for B at the start and for A after one update, both finite")
-            .help("a module that the model does not use, a layer scaled by 0 or documents of a single token have none; leave it out with lora.targets"))
+            .help(help))
     }
 }
 
@@ -156,6 +165,10 @@ impl Display for Report {
             let norms: Vec<f64> = self.modules.iter().map(norm).collect();
             let (least, most) =
                 (norms.iter().copied().fold(f64::INFINITY, f64::min), norms.iter().copied().fold(0.0, f64::max));
+            let finite = norms.iter().filter(|norm| norm.is_finite()).count();
+            if finite < norms.len() {
+                return format!("no number in {} modules", group(norms.len() - finite));
+            }
             if most == 0.0 { "0".into() } else { format!("{least:.3e} to {most:.3e}") }
         };
         writeln!(out, "  gradient of B               {}", range(|m| m.b_gradient_norm))?;

@@ -30,7 +30,7 @@ pub struct Report {
 }
 
 /// One computation of the steps.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Pass {
     /// Threads of the CPU that computed.
     pub threads: usize,
@@ -38,9 +38,11 @@ pub struct Pass {
     pub steps: Vec<StepHashes>,
 }
 
-/// SHA-256 of the bytes of a step's results.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A step's loss, and SHA-256 of the bytes of its results.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepHashes {
+    /// Mean loss per trained token; null where it is no number.
+    pub loss: f64,
     /// The loss of every token.
     pub losses_sha256: String,
     /// The gradient of every adapter.
@@ -80,12 +82,12 @@ fn pass(trainer: &Trainer, steps: &[Step]) -> Result<Vec<StepHashes>> {
     let (adapter, optimizer): (Adapter, AdamW) = (adapter.clone(), optimizer.clone());
     let mut trainer = Trainer { config, engine, records, total_steps, adapter, optimizer };
     let step = |(index, step): (u64, &Step)| {
-        let Computed { losses, gradients, .. } = trainer.compute(index, step)?;
+        let Computed { losses, loss, gradients, .. } = trainer.compute(index, step)?;
         let losses_sha256 = hash(losses.iter().copied());
         let gradients_sha256 = hash_of(gradients.modules.iter().flatten());
         let norm = global_norm(&gradients);
         trainer.update(gradients, norm, learning_rate(config, index, total_steps));
-        Ok(StepHashes { losses_sha256, gradients_sha256, adapters_sha256: hash_of(&trainer.adapter.modules) })
+        Ok(StepHashes { loss, losses_sha256, gradients_sha256, adapters_sha256: hash_of(&trainer.adapter.modules) })
     };
     (0..).zip(steps).map(step).collect()
 }
@@ -102,9 +104,13 @@ impl Report {
     /// The first result of a pass that is not as in the first pass.
     ///
     /// # Errors
-    /// `probe::determinism`.
+    /// `probe::determinism`; `probe::not_finite` for a loss that is no number.
     pub fn verdict(&self) -> Result<()> {
         let first = &self.passes[0];
+        if let Some((step, hashes)) = (1..).zip(&first.steps).find(|(_, hashes)| !hashes.loss.is_finite()) {
+            let message = format!("the loss of step {step} is {}: bytes that repeat say nothing then", hashes.loss);
+            return Err(Error::new("probe::not_finite", message).expected("a finite loss").help(super::NOT_FINITE));
+        }
         for (number, pass) in (2..).zip(&self.passes[1..]) {
             for (step, (a, b)) in (1..).zip(first.steps.iter().zip(&pass.steps)) {
                 let pairs = [
@@ -138,15 +144,16 @@ impl Display for Report {
         )?;
         for (number, Pass { threads, steps }) in (1..).zip(&self.passes) {
             for (step, hashes) in (1..).zip(steps) {
-                let StepHashes { losses_sha256, gradients_sha256, adapters_sha256 } = hashes;
+                let StepHashes { loss, losses_sha256, gradients_sha256, adapters_sha256 } = hashes;
                 writeln!(
                     out,
-                    "  pass {number}, {threads} threads, step {step}: {:.16} {:.16} {:.16}",
+                    "  pass {number}, {threads} threads, step {step}: loss {loss:.4}, {:.16} {:.16} {:.16}",
                     losses_sha256, gradients_sha256, adapters_sha256
                 )?;
             }
         }
-        match self.verdict() {
+        match self.verdict().map_err(|error| error.code()) {
+            Err("probe::not_finite") => write!(out, "a loss is no number"),
             Ok(()) => write!(out, "the same bytes in every pass"),
             Err(_) => write!(out, "not the same bytes in every pass"),
         }
@@ -160,6 +167,7 @@ mod tests {
     #[test]
     fn another_result_is_named_with_its_step_and_pass() {
         let hashes = |adapters: &str| StepHashes {
+            loss: 1.0,
             losses_sha256: "a".into(),
             gradients_sha256: "b".into(),
             adapters_sha256: adapters.into(),
@@ -177,6 +185,17 @@ mod tests {
         assert_eq!(error.code(), "probe::determinism");
         let said = error.message();
         assert!(said.contains("adapters of step 2") && said.contains("e in pass 3 with 1 threads"), "{error}");
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_repeats_nothing() {
+        let hash = || "a".to_string();
+        let step =
+            StepHashes { loss: f64::NAN, losses_sha256: hash(), gradients_sha256: hash(), adapters_sha256: hash() };
+        let passes = vec![Pass { threads: 1, steps: vec![step] }; 3];
+        let report = Report { source: Source::Measured, device: "cpu".into(), steps: 1, tokens: 1, passes };
+        assert_eq!(report.verdict().unwrap_err().code(), "probe::not_finite");
+        assert!(report.to_string().ends_with("a loss is no number"), "{report}");
     }
 
     #[test]

@@ -8,3 +8,7 @@ pub mod determinism;
 pub mod mask;
 pub mod padding;
 pub mod template;
+
+/// What to do about numbers that are none.
+const NOT_FINITE: &str =
+    "the base or the adapter that the run starts from holds values that are not finite, or its files are damaged";

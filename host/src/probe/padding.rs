@@ -83,7 +83,11 @@ impl Report {
     /// `probe::padding` where more than `most` of the rectangles is padding.
     pub fn verdict(&self, most: Option<f64>) -> Result<()> {
         let Some(most) = most.filter(|most| self.padding_share > *most) else { return Ok(()) };
-        let message = format!("{:.2}% of the micro-batches of {} is padding", 100.0 * self.padding_share, self.sampler);
+        let message = format!(
+            "{:.2}% of the tokens of the rectangles around the micro-batches of {} are padding",
+            100.0 * self.padding_share,
+            self.sampler
+        );
         Err(Error::new("probe::padding", message)
             .expected(format!("{:.2}% at most", 100.0 * most))
             .help("--plugins sampler=bucket-to-pair puts records of like lengths together, sampler=packed fills rows"))

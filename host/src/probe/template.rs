@@ -1,16 +1,19 @@
 //! What the run's template makes of a conversation, where its trained spans lie, and whether its special tokens are tokens.
 
-use crate::config::Config;
+use crate::config::{Config, Overlong};
 use crate::corpus::inspect::{self, Marking};
 use crate::corpus::{self, Encoder, Record, TemplateInfo};
 use crate::error::{Error, Result};
+use crate::model::lora::group;
 use crate::plan::Source;
 use serde::Serialize;
 use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 
-/// Records that are shown of each file.
+/// Records that are looked at of each file.
 const RECORDS: usize = 1;
+/// Tokens of a record that are shown.
+const SHOWN_TOKENS: usize = 200;
 
 /// What a template and a tokenizer make of a corpus.
 #[derive(Debug, Serialize)]
@@ -23,6 +26,8 @@ pub struct Report {
     pub template: Option<TemplateInfo>,
     /// Special tokens of the tokenizer, and the one that ends an assistant's turn.
     pub special_tokens: Vec<Special>,
+    /// The length limit of the run.
+    pub max_seq_len_tokens: usize,
     /// A conversation of two turns of the assistant, and the first record of each file.
     pub records: Vec<Shown>,
     /// Records among the first ones that are refused, and why.
@@ -47,13 +52,17 @@ pub struct Special {
 pub struct Shown {
     /// Its id.
     pub id: String,
-    /// Its tokens.
+    /// Its tokens, before the length limit.
     pub tokens: usize,
-    /// Trained ones.
+    /// What `data.overlong` makes of it where it is longer than `data.max_seq_len`; null where it is not.
+    pub overlong: Option<Overlong>,
+    /// Trained tokens within the limit.
     pub trained_tokens: usize,
-    /// Ranges of tokens that are trained.
+    /// Ranges of tokens within the limit that are trained.
     pub trained_spans: Vec<Range<usize>>,
-    /// Its text, trained text between `⟦` and `⟧`.
+    /// Tokens that `text` shows, the first ones.
+    pub shown_tokens: usize,
+    /// Their text, trained text between `⟦` and `⟧`.
     pub text: String,
 }
 
@@ -90,12 +99,18 @@ pub fn probe(config: &Config, encoder: &Encoder) -> Result<Report> {
         }
     }
     let shown = |record: &Record| {
-        let text = inspect::text(tokenizer, record, Marking::Brackets)?;
+        let limit = config.data.max_seq_len;
+        let trained: Vec<bool> = record.tokens.trained().take(limit).collect();
+        let mut shown = record.clone();
+        shown.tokens.truncate(trained.len().min(SHOWN_TOKENS));
+        let text = inspect::text(tokenizer, &shown, Marking::Brackets)?;
         Ok(Shown {
             id: record.id.to_string(),
             tokens: record.tokens.len(),
-            trained_tokens: record.trained_tokens(),
-            trained_spans: spans(&record.tokens.trained().collect::<Vec<_>>()),
+            overlong: (record.tokens.len() > limit).then_some(config.data.overlong),
+            trained_tokens: record.trained_within(limit),
+            trained_spans: spans(&trained),
+            shown_tokens: shown.tokens.len(),
             text: text.split_once('\n').map_or(text.clone(), |(_, body)| body.into()),
         })
     };
@@ -104,6 +119,7 @@ pub fn probe(config: &Config, encoder: &Encoder) -> Result<Report> {
         tokenizer_sha256: tokenizer.map(|tokenizer| tokenizer.sha256().into()),
         template: encoder.template().map(|template| template.info().clone()),
         special_tokens,
+        max_seq_len_tokens: config.data.max_seq_len,
         records: records.iter().map(shown).collect::<Result<_>>()?,
         refused,
         warnings: encoder.warnings()?,
@@ -156,16 +172,21 @@ impl Display for Report {
         }
         writeln!(out, "records, trained text between ⟦ and ⟧")?;
         for record in &self.records {
-            let spans: Vec<String> = record.trained_spans.iter().map(|s| format!("{}..{}", s.start, s.end)).collect();
-            writeln!(
-                out,
-                "\n{}: {} tokens, {} trained: {}\n{}",
-                record.id,
-                record.tokens,
-                record.trained_tokens,
-                spans.join(", "),
-                record.text.trim_end()
-            )?;
+            let Shown { id, tokens, overlong, trained_tokens, trained_spans, shown_tokens, text } = record;
+            let spans: Vec<String> = trained_spans.iter().map(|s| format!("{}..{}", s.start, s.end)).collect();
+            write!(out, "\n{id}: {} tokens", group(*tokens))?;
+            let within = match overlong {
+                None => *tokens,
+                Some(overlong) => {
+                    let (limit, word) = (group(self.max_seq_len_tokens), serde_json::json!(overlong));
+                    write!(out, ", over data.max_seq_len, {limit} (data.overlong = {word}); in the first {limit}")?;
+                    self.max_seq_len_tokens
+                }
+            };
+            writeln!(out, ", {} trained: {}\n{}", group(*trained_tokens), spans.join(", "), text.trim_end())?;
+            if *shown_tokens < within {
+                writeln!(out, "... and {} tokens more: tunehost corpus inspect", group(within - shown_tokens))?;
+            }
         }
         self.refused.iter().try_for_each(|why| writeln!(out, "\nrefused, and not trained: {why}"))?;
         self.warnings.iter().try_for_each(|warning| write!(out, "\nwarning: {warning}"))
@@ -188,6 +209,7 @@ mod tests {
             source: Source::Measured,
             tokenizer_sha256: None,
             template: None,
+            max_seq_len_tokens: 8,
             special_tokens: vec![Special { name: "eos_token".into(), text: "<eos>".into(), ids: vec![1] }],
             records: vec![],
             refused: vec![],

@@ -17,6 +17,7 @@ use crate::plan::memory::Model;
 use crate::plan::work::Work;
 use crate::plan::{Source, Spread};
 use crate::plugins::StepInfo;
+use crate::report::{duration, note};
 use crate::run::clock::unix_ms_now;
 use crate::run::metrics::StepMetrics;
 use crate::train::gates::StepGates;
@@ -31,6 +32,9 @@ use tunehost_kernels::trace::{self, Span};
 /// Steps before those that are measured: the first one asks the system for memory.
 pub const WARM_UP_STEPS: usize = 1;
 
+/// What takes longer is announced.
+const ANNOUNCED: Duration = Duration::from_secs(10);
+
 /// Where the time of some steps went.
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -42,6 +46,8 @@ pub struct Report {
     pub resolved: BTreeMap<&'static str, String>,
     /// Hash of that, as a run's provenance has it.
     pub kernels_sha256: String,
+    /// Optimiser steps of the run: where there are fewer than were computed, those are computed in turn.
+    pub run_steps: usize,
     /// A step, seconds.
     pub step_s: Spread,
     /// Tokens of all measured steps.
@@ -71,11 +77,16 @@ pub struct Recorded {
 }
 
 /// Computes `count` steps of the run after one that is not measured; the first steps, and where there are fewer, again from the
-/// first.
+/// first. Once `stop` says so, the step that is computed is the last.
 ///
 /// # Errors
 /// Classes `device`, `gate`, `plugin`: what would stop the run in these steps.
-pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Result<(Report, Vec<Recorded>)> {
+pub fn profile(
+    config: &Config,
+    rehearsal: &mut Rehearsal,
+    count: usize,
+    stop: &dyn Fn() -> bool,
+) -> Result<(Report, Vec<Recorded>)> {
     let name = &config.model.device;
     let device = device::open(name)?;
     let resolved = BTreeMap::from(device::kernels(name, config.model.weights)?);
@@ -86,13 +97,17 @@ pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Resu
 
     let engine = rehearsal.load_engine()?;
     let (mut trainer, steps, policies) = rehearsal.parts(&engine);
-    let records = trainer.records;
+    let (records, run_steps) = (trainer.records, steps.len());
     let mut gates = StepGates::new(&config.gates, None);
     let (mut recorded, mut work, mut tokens) = (Vec::new(), Work::default(), 0);
     let mut began = Instant::now();
     for number in 0..WARM_UP_STEPS + count {
         let step: &Step = &steps[number % steps.len()];
         if number == WARM_UP_STEPS {
+            let left = began.elapsed().mul_f64(count as f64 / WARM_UP_STEPS as f64);
+            if left > ANNOUNCED {
+                note(format_args!("{count} steps are measured, in about {}", duration(left)));
+            }
             began = Instant::now();
         }
         let start = began.elapsed();
@@ -123,6 +138,9 @@ pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Resu
             work = work + model.work(lengths, metrics.trained_tokens as usize);
             tokens += metrics.tokens as usize;
             recorded.push(Recorded { start, end, spans });
+            if stop() {
+                break;
+            }
         }
     }
     let told = recorded.iter().flat_map(|step: &Recorded| &step.spans).filter_map(|span| span.work);
@@ -138,6 +156,7 @@ pub fn profile(config: &Config, rehearsal: &mut Rehearsal, count: usize) -> Resu
         device: name.clone(),
         kernels_sha256: device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..]))),
         resolved,
+        run_steps,
         step_s: Spread::of(&seconds).expect("a step was measured"),
         tokens,
         mfu_performed: work.performed_flop / total / peak,

@@ -1,6 +1,6 @@
 //! The report as a person reads it.
 
-use super::{KernelRow, LayerRow, PhaseRow, Report, Time};
+use super::{KernelRow, LayerRow, PhaseRow, Report, Time, WARM_UP_STEPS};
 use crate::model::lora::group;
 use std::fmt::{self, Display, Formatter};
 
@@ -16,7 +16,15 @@ impl Display for Report {
             group(self.tokens)
         )?;
         let per_s = self.tokens as f64 / (step.n as f64 * self.table.step_mean_s);
-        writeln!(out, "seconds a step {step}, {} tokens/s", group(per_s as usize))?;
+        writeln!(
+            out,
+            "a step takes {:.4} s, the mean, which every figure below is of; {} tokens/s; median {step} s",
+            self.table.step_mean_s,
+            group(per_s as usize)
+        )?;
+        if self.run_steps < WARM_UP_STEPS + step.n {
+            writeln!(out, "the run has {} steps: they were computed in turn", group(self.run_steps))?;
+        }
         let peaks = &self.peaks;
         writeln!(out, "peak (measured in this process, the most of n)")?;
         for (what, spread, unit) in [
@@ -70,7 +78,8 @@ impl Display for Report {
         write!(
             out,
             "\nmeans over {} steps, which differ in size, with the least and the most; calls are a step's; operations (of products \
-             alone) and bytes (inputs and results, each once) are computed from shapes",
+             alone) and bytes (inputs and results, each once) are computed from shapes; the copy is of memory, and what is faster \
+             found some of its bytes in a cache",
             self.step_s.n
         )
     }
@@ -102,6 +111,8 @@ impl Report {
         }
         write!(out, " {:>9.4} {:>7.1}", bytes / 1e9, bytes / time.s / 1e9)?;
         match self.peaks.copy_bytes_per_s {
+            // Faster than memory: not all of it came from there.
+            Some(copy) if bytes / time.s > copy.max => write!(out, " {:>7}", "cache"),
             Some(copy) => write!(out, " {:>6.1}%", 100.0 * bytes / time.s / copy.max),
             None => Ok(()),
         }

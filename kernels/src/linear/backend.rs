@@ -79,7 +79,7 @@ impl LinearOps for Flex {
         let (x, weight) = (Packed::new(x), Packed::new(weight));
         let ([n, input], [output, _]) = (x.dims(), weight.dims());
         let shape = cpu::Shape { n, input, output };
-        let _span = trace::kernel("linear", || work(shape, &weight, 0, 0));
+        let _span = trace::kernel("lora_linear without adapter", || work(shape, &weight, 0, 0));
         let y = cpu::linear(x.f32(), weight.weights(), shape);
         float_tensor(y, [n, output])
     }
@@ -92,7 +92,7 @@ impl LinearOps for Flex {
         let (weight, d_y) = (Packed::new(weight), Packed::new(d_y));
         let ([n, output], [_, input]) = (d_y.dims(), weight.dims());
         let shape = cpu::Shape { n, input, output };
-        let _span = trace::kernel("linear, backward", || work(shape, &weight, 0, 0));
+        let _span = trace::kernel("lora_linear without adapter, backward", || work(shape, &weight, 0, 0));
         let d_x = cpu::linear_backward(weight.weights(), d_y.f32(), shape);
         float_tensor(d_x, [n, input])
     }

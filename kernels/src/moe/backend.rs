@@ -80,7 +80,7 @@ impl MoeOps for Flex {
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
         let (logits, scale) = (Packed::new(logits), Packed::new(per_expert_scale));
         let [n, count] = logits.dims();
-        let _span = trace::kernel("moe_route", || Work::f32(0, n * (count + 2 * top_k)));
+        let _span = trace::kernel("moe_experts, routing", || Work::f32(0, n * (count + 2 * top_k)));
         let (weights, experts) = cpu::route(logits.f32(), scale.f32(), top_k);
         (float_tensor(weights, [n, top_k]), int_tensor(experts, [n, top_k]))
     }
@@ -95,7 +95,7 @@ impl MoeOps for Flex {
         let (experts, d_weights) = (Packed::new(experts), Packed::new(d_weights));
         let [n, top_k] = experts.dims();
         let [_, count] = logits.dims();
-        let _span = trace::kernel("moe_route, backward", || Work::f32(0, n * (2 * count + 2 * top_k)));
+        let _span = trace::kernel("moe_experts, routing, backward", || Work::f32(0, n * (2 * count + 2 * top_k)));
         let d_logits = cpu::route_backward(logits.f32(), scale.f32(), experts.i32(), d_weights.f32(), top_k);
         float_tensor(d_logits, logits.dims::<2>())
     }

@@ -69,7 +69,7 @@ impl RopeOps for Flex {
     }
 
     fn rms_norm_rope(x: FlexTensor, weight: FlexTensor, cos: FlexTensor, sin: FlexTensor, eps: f64) -> FlexTensor {
-        let _span = trace::kernel("rms_norm_rope", || Work::f32(0, 2 * x.shape().num_elements()));
+        let _span = trace::kernel("rope with rms_norm", || Work::f32(0, 2 * x.shape().num_elements()));
         let [x, weight, cos, sin] = [x, weight, cos, sin].map(|tensor| tensor.to_contiguous());
         let mut y = unwritten(x.shape().num_elements());
         let norm = Norm { weight: weight.storage(), eps };
@@ -85,7 +85,7 @@ impl RopeOps for Flex {
         dy: FlexTensor,
         eps: f64,
     ) -> FlexTensor {
-        let _span = trace::kernel("rms_norm_rope, backward", || Work::f32(0, 3 * x.shape().num_elements()));
+        let _span = trace::kernel("rope with rms_norm, backward", || Work::f32(0, 3 * x.shape().num_elements()));
         let [x, weight, cos, sin, dy] = [x, weight, cos, sin, dy].map(|tensor| tensor.to_contiguous());
         let mut dx = unwritten(x.shape().num_elements());
         let norm = Norm { weight: weight.storage(), eps };
