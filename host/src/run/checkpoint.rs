@@ -92,7 +92,7 @@ pub fn folder_of_step(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!("step-{step:06}"))
 }
 
-/// Writes a checkpoint into the folder `checkpoints`, whole or not at all, notes that this run wrote it ([`super::written`]) and
+/// Writes a checkpoint into the folder `checkpoints`, whole or not at all, notes that this run wrote it (`written.jsonl`) and
 /// returns its folder. Writing the same checkpoint twice is no error. A broken one of this run in its place is renamed to
 /// `step-N.broken`.
 ///

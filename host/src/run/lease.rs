@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Folder of the locks; without it, [`SHARED_DIR`].
+/// Folder of the locks; without it, that of all users in `/tmp`.
 pub const RUNTIME_DIR: &str = "TUNEHOST_RUNTIME_DIR";
 /// The folder of the locks of all users of the machine, in which nobody can remove another's.
 const SHARED_DIR: &str = "/tmp/tunehost-locks";

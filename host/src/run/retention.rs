@@ -1,6 +1,6 @@
 //! Which checkpoints stay: `[checkpoint]`.
 //!
-//! The one place that removes anything, and only checkpoints of this very run ([`super::written`]) as [`checkpoint::write`] wrote
+//! The one place that removes anything, and only checkpoints of this very run (`written.jsonl`) as [`checkpoint::write`] wrote
 //! them: a folder that holds anything more, anything less, or what another wrote, stays. A checkpoint is first renamed to `.step-N.expired`, so
 //! that a run killed meanwhile never leaves half of one under its name, and finishes the removal when it saves next.
 

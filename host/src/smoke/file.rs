@@ -104,7 +104,7 @@ impl Prediction {
 /// Everything that `tunehost smoke` tells.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Smoke {
-    /// [`SCHEMA`].
+    /// Version of this form, 1.
     pub schema: u32,
     /// When, UTC.
     pub measured: String,
