@@ -45,10 +45,8 @@ impl PendingFolder {
         if let Some(error) = taken(&place) {
             return Err(error);
         }
-        let (temporary, ()) = make_beside(&place, |path| fs::create_dir(path)).map_err(|e| {
-            e.expected(format!("that {} can be made", place.display()))
-                .help_instead("name a place in a folder that is there and that this user can write to")
-        })?;
+        let (temporary, ()) = make_beside(&place, |path| fs::create_dir(path))
+            .map_err(|e| e.expected(format!("that {} can be made", place.display())))?;
         // Where folders cannot be locked, none is taken for a leftover.
         let lock = fs::File::open(&temporary).ok().filter(|folder| folder.try_lock().is_ok());
         let pending = Self { temporary, place, ending: Arc::default(), free_bytes: free_disk_bytes, _lock: lock };

@@ -104,7 +104,9 @@ mod tests {
         assert_eq!(plan.dtypes, [Dtype::Unchanged; 3]);
         assert_eq!(plan.tensor_files, ["model.safetensors"]);
         assert_eq!(plan.text_files, ["chat_template.jinja"]);
-        assert!(plan.copied_files.iter().any(|name| name == "config.json"));
+        for name in ["config.json", "tokenizer.json", "tokenizer.model", "added_tokens.json"] {
+            assert!(plan.copied_files.iter().any(|copied| copied == name), "{name}");
+        }
     }
 
     #[test]

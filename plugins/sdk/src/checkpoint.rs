@@ -4,11 +4,13 @@ use crate::{Dtype, ExportPlan, QuantizedModule, Scheme, Source, Tuned};
 use serde_json::{Map, Value, json};
 
 /// What a server reads beside the weights and `config.json`, copied where the base has it.
-const COMPANIONS: [&str; 6] = [
+const COMPANIONS: [&str; 8] = [
     "generation_config.json",
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "preprocessor_config.json",
     "processor_config.json",
 ];
