@@ -3,13 +3,13 @@
 mod common;
 
 use common::short::provenance;
-use common::{fails, ok, tunehost};
+use common::{fails, ok, send, tunehost};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use tunehost::run::checkpoint;
 
@@ -91,10 +91,6 @@ fn wait_for_steps(run: &Path, lines: usize) {
     }
 }
 
-fn signal(child: &Child, name: &str) {
-    assert!(Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap().success());
-}
-
 #[test]
 fn stopped_or_killed_and_resumed_to_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
@@ -106,7 +102,7 @@ fn stopped_or_killed_and_resumed_to_the_same_bytes() {
     let stopped = dir.path().join("stopped");
     let child = start(&config, &stopped);
     wait_for_steps(&stopped, 2);
-    signal(&child, "INT");
+    send("INT", &child);
     assert!(child.wait_with_output().unwrap().status.success());
     assert!(!stopped.join("export").exists(), "it was stopped before its end");
     let said = ok(&["resume", stopped.to_str().unwrap()]);
@@ -154,7 +150,7 @@ fn a_broken_checkpoint_is_passed_over_and_a_changed_base_refused() {
     let run = dir.path().join("run");
     let child = start(&config, &run);
     wait_for_steps(&run, 10);
-    signal(&child, "TERM");
+    send("TERM", &child);
     assert!(child.wait_with_output().unwrap().status.success());
     let saved = checkpoint::folders(&run.join("checkpoints")).unwrap();
     let newest = saved.last().unwrap().join("adapter_model.safetensors");
@@ -192,7 +188,7 @@ fn a_run_over_several_windows_is_one_run() {
     // Started with the scheduler of the configuration, then resumed for one window after the other.
     let child = start(&config, &run);
     wait_for_steps(&run, 2);
-    signal(&child, "TERM");
+    send("TERM", &child);
     assert!(child.wait_with_output().unwrap().status.success());
     let steps = || fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count();
     let resume = ["resume", run.to_str().unwrap()];

@@ -157,7 +157,7 @@ fn a_signal_and_an_error_close_the_window_too() {
     // Meanwhile the run is that process's alone.
     let said = fails(&["resume", case.run().to_str().unwrap()], 6);
     assert!(said.contains("run::locked") && said.contains(&format!("with pid {}", child.id())), "{said}");
-    send("-TERM", &child);
+    send("TERM", &child);
     let out = child.wait_with_output().unwrap();
     let lines = String::from_utf8_lossy(&out.stdout);
     let go_on = format!("saved; to go on: tunehost resume {}\n", case.run().display());
@@ -187,6 +187,8 @@ fn a_second_interrupt_closes_the_window_before_it_ends_the_process() {
     ] {
         let child = tunehost(&words(&case.start())).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for(&begun);
+        // The step, which takes far longer, begins a moment after the evaluation before it is written.
+        std::thread::sleep(Duration::from_secs(1));
         let interrupted = Instant::now();
         send("INT", &child);
         // Two that are pending together are one.

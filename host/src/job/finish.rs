@@ -247,16 +247,25 @@ pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Dur
     let base = shell_word(&config.model.base);
     // As it was called: it need not be on the PATH.
     let program = std::env::args().next().unwrap_or_else(|| "tunehost".into());
-    reporter.result(format!(
-        "\n{} steps, {} tokens in {} ({:.0} tokens/s), padding {:.1}%, plugins {:.3}% of the time; {} in all",
-        trained.progress.step,
-        group(trained.tokens as usize),
-        duration(trained.wall),
-        trained.tokens as f64 / trained.wall.as_secs_f64().max(1e-9),
-        100.0 * trained.padding,
-        100.0 * trained.plugins.as_secs_f64() / trained.wall.as_secs_f64().max(1e-9),
-        duration(wall)
-    ));
+    let steps = trained.progress.step;
+    let here = match (trained.done_before, steps - trained.done_before) {
+        (0, _) => String::new(),
+        (_, 0) => ", all of them before".into(),
+        (_, here) => format!(", of them here {here}"),
+    };
+    let mut summary = format!("\n{steps} steps{here}");
+    if trained.tokens > 0 {
+        let seconds = trained.wall.as_secs_f64().max(1e-9);
+        summary += &format!(
+            ", {} tokens in {} ({:.0} tokens/s), padding {:.1}%, plugins {:.3}% of the time",
+            group(trained.tokens as usize),
+            duration(trained.wall),
+            trained.tokens as f64 / seconds,
+            100.0 * trained.padding,
+            100.0 * trained.plugins.as_secs_f64() / seconds,
+        );
+    }
+    reporter.result(format!("{summary}; {} in all", duration(wall)));
     reporter.result(format!("run folder  {run}"));
     let (adapter, merged) = (folder.file(EXPORT).join("adapter"), folder.file(EXPORT).join("merged"));
     if config.export.adapter {
@@ -279,7 +288,7 @@ pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Dur
     }
     reporter.event(
         "done",
-        json!({"run": run.to_string(), "steps": trained.progress.step, "tokens": trained.tokens,
+        json!({"run": run.to_string(), "steps": steps, "done_before": trained.done_before, "tokens": trained.tokens,
         "train_s": trained.wall.as_secs_f64(), "wall_s": wall.as_secs_f64(), "plugins_s": trained.plugins.as_secs_f64(), "padding": trained.padding}),
     );
 }

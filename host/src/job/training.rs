@@ -50,6 +50,8 @@ pub struct Progress {
 pub struct Trained {
     /// The state after the last step that ran.
     pub progress: Progress,
+    /// Steps that were done before this process.
+    pub done_before: u64,
     /// Why it was interrupted before the last step, if it was.
     pub stopped: Option<String>,
     /// Why the last step that ran is the last of all, where steps were left.
@@ -234,6 +236,7 @@ impl Loop<'_> {
         let Trainer { adapter, optimizer, .. } = trainer;
         Ok(Trained {
             progress: Progress { step: optimizer.step, adapter, optimizer, metrics: None },
+            done_before: first,
             stopped,
             ended,
             best: best.found(),
