@@ -4,12 +4,12 @@
 
 mod common;
 
-use common::{fails, ok, peak_mib, root, tunehost};
+use common::{copy_base, fails, ok, peak_mib, root, tunehost};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -52,16 +52,6 @@ fn encodings(folder: &Path) -> Vec<u8> {
     let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1, "{files:?}");
     fs::read(&files[0]).unwrap()
-}
-
-fn copy_base(dir: &Path) -> PathBuf {
-    let base = dir.join("base");
-    fs::create_dir(&base).unwrap();
-    for file in fs::read_dir(root().join("tests/fixtures/tiny-base")).unwrap() {
-        let file = file.unwrap().path();
-        fs::copy(&file, base.join(file.file_name().unwrap())).unwrap();
-    }
-    base
 }
 
 #[test]
@@ -136,7 +126,7 @@ fn row_10_what_changes_an_encoding_encodes_anew_and_nothing_else_does() {
     ] {
         assert_eq!(fill(same), (records, 0), "{same:?}");
     }
-    let base = copy_base(dir.path());
+    let base = copy_base(&dir.path().join("base"));
     let moved = format!("model.base=\"{}\"", base.display());
     assert_eq!(fill(&["--set", &moved]), (records, 0), "the same tokenizer elsewhere");
     let append = |name: &str, text: &str| {
@@ -200,7 +190,7 @@ fn a_folder_that_may_only_be_read_is_read_and_gone_on_without() {
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     let program = dir.path().join("tunehost");
     fs::copy(env!("CARGO_BIN_EXE_tunehost"), &program).unwrap();
-    let base = format!("model.base=\"{}\"", copy_base(dir.path()).display());
+    let base = format!("model.base=\"{}\"", copy_base(&dir.path().join("base")).display());
     open(dir.path(), 0o755);
     open(&cache, 0o555);
     let mut command = Command::new(&program);

@@ -114,12 +114,7 @@ fn what_is_written_holds_what_was_tuned() {
     assert_eq!(json(&at("lost").join("export.json"))["proof"]["verdict"], "failed");
 
     // A base that is not the one that was tuned.
-    let other = at("other");
-    fs::create_dir(&other).unwrap();
-    for entry in fs::read_dir(&base).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, other.join(path.file_name().unwrap())).unwrap();
-    }
+    let other = common::copy_base(&at("other"));
     let mut bytes = fs::read(other.join("model.safetensors")).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(other.join("model.safetensors"), bytes).unwrap();

@@ -102,12 +102,7 @@ fn a_folder_that_cannot_be_written_is_one_error() {
 #[test]
 fn a_base_that_is_gone_is_one_error_and_the_run_goes_on_when_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
-    let base = dir.path().join("base");
-    fs::create_dir(&base).unwrap();
-    for file in fs::read_dir(common::root().join("tests/fixtures/tiny-base")).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), base.join(file.file_name())).unwrap();
-    }
+    let base = common::copy_base(&dir.path().join("base"));
     let config = config(dir.path(), "");
     let set = format!("model.base={}", base.display());
     let (whole, run) = (dir.path().join("whole"), dir.path().join("run"));

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{fails, ok, root, short};
+use common::{copy_base, fails, ok, root, short};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 fn probed(what: &str, config: &str, more: &[&str]) -> Value {
     serde_json::from_str(&ok(&[&["probe", what, config, "--json"], more].concat())).unwrap()
@@ -15,21 +15,10 @@ fn config(dir: &Path) -> String {
     short::config(dir, "").display().to_string()
 }
 
-/// The bundled base in a folder of its own.
-fn own_base(dir: &Path) -> PathBuf {
-    let base = dir.join("base");
-    fs::create_dir(&base).unwrap();
-    for entry in fs::read_dir(root().join("tests/fixtures/tiny-base")).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, base.join(path.file_name().unwrap())).unwrap();
-    }
-    base
-}
-
 #[test]
 fn the_mask_is_that_of_the_bases_configuration() {
     let dir = tempfile::tempdir().unwrap();
-    let (config, base) = (config(dir.path()), own_base(dir.path()));
+    let (config, base) = (config(dir.path()), copy_base(&dir.path().join("base")));
     let set = format!("model.base=\"{}\"", base.display());
     let mut published: Value = serde_json::from_slice(&fs::read(base.join("config.json")).unwrap()).unwrap();
     // No weight is read, and the window is what config.json says, whatever that is.
@@ -95,7 +84,7 @@ fn the_template_is_shown_with_what_is_trained_and_its_tokens() {
 #[test]
 fn an_adapter_that_no_gradient_reaches_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let (config, base) = (config(dir.path()), own_base(dir.path()));
+    let (config, base) = (config(dir.path()), copy_base(&dir.path().join("base")));
     let report = probed("adapters", &config, &[]);
     let modules = report["modules"].as_array().unwrap();
     let norm = |module: &Value, name: &str| module[name].as_f64().unwrap();

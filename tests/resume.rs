@@ -237,12 +237,7 @@ fn whatever_changed_is_refused_with_both_values_and_can_be_allowed() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path());
     let bundled = common::root();
-    let base = dir.path().join("base");
-    fs::create_dir(&base).unwrap();
-    for file in fs::read_dir(bundled.join("tests/fixtures/tiny-base")).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), base.join(file.file_name())).unwrap();
-    }
+    let base = common::copy_base(&dir.path().join("base"));
     let dist = bundled.join("plugins/dist");
     fs::copy(dist.join("shuffled.wasm"), dir.path().join("own.wasm")).unwrap();
     let text = fs::read_to_string(&config).unwrap();

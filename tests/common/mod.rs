@@ -4,12 +4,23 @@
 pub mod large;
 pub mod short;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 /// The repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+}
+
+/// A copy of the bundled base, as the new folder `copy`.
+pub fn copy_base(copy: &Path) -> PathBuf {
+    fs::create_dir(copy).unwrap();
+    for file in fs::read_dir(root().join("tests/fixtures/tiny-base")).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+    }
+    copy.to_path_buf()
 }
 
 /// `tunehost`, run in the repository.

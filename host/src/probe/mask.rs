@@ -153,17 +153,27 @@ struct Look<'a> {
     attend: &'a Attend<'a>,
 }
 
+/// What attention is called with, and what of it each query should see.
+struct Inputs {
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    segments: Segments,
+    rows: Rows,
+}
+
 impl Look<'_> {
     fn band(&self, kind: &'static str, layers: usize) -> Band {
         let rows = Rows::new(self.documents, self.window);
         let n = rows.document.len();
         let segments = Segments::new(rows.offsets.clone(), n).expect("documents have tokens");
         let [q, k, v] = [self.heads.query, self.heads.kv, self.heads.kv].map(|heads| self.random(n, heads));
+        let inputs = Inputs { q, k, v, segments, rows };
         let mut wrong = Wrong::default();
         let mut keys_seen = vec![0; n];
-        self.single_values(&q, &k, &segments, &rows, &mut keys_seen, &mut wrong);
-        self.changed_rows(&q, &k, &v, &segments, &rows, &mut wrong);
-        self.gradients(&q, &k, &v, &segments, &rows, &mut wrong);
+        self.single_values(&inputs, &mut keys_seen, &mut wrong);
+        self.changed_rows(&inputs, &mut wrong);
+        self.gradients(&inputs, &mut wrong);
 
         let keys_most = keys_seen.iter().copied().max().unwrap_or(0);
         let saturated = keys_seen.iter().position(|seen| *seen == keys_most).unwrap_or(0);
@@ -175,7 +185,7 @@ impl Look<'_> {
             kv_heads: self.heads.kv,
             head_dim: self.heads.dim,
             keys_most,
-            saturated_row: saturated - rows.start(saturated),
+            saturated_row: saturated - inputs.rows.start(saturated),
             pairs: n * n,
             pairs_expected: self.documents.iter().map(|tokens| visible_keys(*tokens, self.window)).sum(),
             pairs_seen: keys_seen.iter().sum(),
@@ -192,15 +202,8 @@ impl Look<'_> {
     }
 
     /// One value row after the other that is not zero, as many at a time as a head has columns: each in its own.
-    fn single_values(
-        &self,
-        q: &Tensor<3>,
-        k: &Tensor<3>,
-        segments: &Segments,
-        rows: &Rows,
-        keys_seen: &mut [usize],
-        wrong: &mut Wrong,
-    ) {
+    fn single_values(&self, inputs: &Inputs, keys_seen: &mut [usize], wrong: &mut Wrong) {
+        let Inputs { q, k, segments, rows, .. } = inputs;
         let (n, Heads { query, kv, dim }) = (keys_seen.len(), self.heads);
         for first in (0..n).step_by(dim) {
             let keys = first..n.min(first + dim);
@@ -223,15 +226,8 @@ impl Look<'_> {
     }
 
     /// One key and value row that is another: which output rows change.
-    fn changed_rows(
-        &self,
-        q: &Tensor<3>,
-        k: &Tensor<3>,
-        v: &Tensor<3>,
-        segments: &Segments,
-        rows: &Rows,
-        wrong: &mut Wrong,
-    ) {
+    fn changed_rows(&self, inputs: &Inputs, wrong: &mut Wrong) {
+        let Inputs { q, k, v, segments, rows } = inputs;
         let width = self.heads.query * self.heads.dim;
         let before = values(&(self.attend)(q.clone(), k.clone(), v.clone(), segments));
         for key in rows.edges_and_middles() {
@@ -253,15 +249,8 @@ impl Look<'_> {
     }
 
     /// The gradient of one output row: which keys and values get one.
-    fn gradients(
-        &self,
-        q: &Tensor<3>,
-        k: &Tensor<3>,
-        v: &Tensor<3>,
-        segments: &Segments,
-        rows: &Rows,
-        wrong: &mut Wrong,
-    ) {
+    fn gradients(&self, inputs: &Inputs, wrong: &mut Wrong) {
+        let Inputs { q, k, v, segments, rows } = inputs;
         let (n, width) = (rows.document.len(), self.heads.query * self.heads.dim);
         for query in rows.edges_and_middles() {
             let [q, k, v] = [q, k, v].map(|t| t.clone().autodiff().require_grad());
