@@ -24,7 +24,7 @@ fn engine(recompute_layers: usize) -> Engine {
     let config = TextConfig::read(&dir).unwrap();
     let model =
         Model::load(config, &Checkpoint::open(&dir).unwrap(), &Device::flex(), WeightDtype::F32, &mut |_| {}).unwrap();
-    Engine { model, recompute_layers, keep_products: false, loss_chunk_rows: 7 }
+    Engine { model, recompute_layers, keep_products: false, loss_chunk_rows: 7, residuals: WeightDtype::F32 }
 }
 
 /// Adapters whose B is not zero, so that every gradient is.
@@ -65,6 +65,27 @@ fn recompute_gives_the_same_gradients_with_dropout_too() {
     assert!(all == run(0, false, 1) && all == run(2, false, 1), "recompute = all, none and 2");
     assert!(all == run(6, true, 1) && all == run(2, true, 1), "with kept products");
     assert!(all != run(6, true, 2), "another dropout seed drops other elements");
+}
+
+#[test]
+fn a_stream_kept_in_bf16_is_the_same_in_both_passes_and_in_evaluation() {
+    let (a, b) = (record(1, 30), record(2, 11));
+    let run = |recompute_layers, keep_products, residuals| {
+        let engine = Engine { keep_products, residuals, ..engine(recompute_layers) };
+        let (adapter, batch, mut gradients) = (adapter(&engine, 0.0), batch(&[&a, &b]), Gradients::default());
+        let losses = engine.accumulate(&adapter, &batch, 1.0, 1, &mut gradients);
+        assert!(losses == engine.losses(Some(&adapter), &batch), "evaluation sees what is trained");
+        (losses, flat(&gradients))
+    };
+    let [wide, narrow] = [WeightDtype::F32, WeightDtype::Bf16].map(|residuals| run(6, false, residuals));
+    assert!(narrow == run(0, false, WeightDtype::Bf16) && narrow == run(2, true, WeightDtype::Bf16));
+    let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    for (wide, narrow) in [(wide.0, narrow.0), (wide.1, narrow.1)] {
+        let apart: Vec<f32> = wide.iter().zip(&narrow).map(|(w, n)| w - n).collect();
+        let relative = norm(&apart) / norm(&wide);
+        // a rounding of 2^-9 in each of six layers
+        assert!((1e-6..0.03).contains(&relative), "{relative}");
+    }
 }
 
 #[test]

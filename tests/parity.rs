@@ -82,7 +82,7 @@ fn engine(recompute_layers: usize) -> Engine {
     let device = burn::tensor::Device::flex();
     let config = TextConfig::read(&dir).unwrap();
     let model = Model::load(config, &Checkpoint::open(&dir).unwrap(), &device, WeightDtype::F32, &mut |_| {}).unwrap();
-    Engine { model, recompute_layers, keep_products: false, loss_chunk_rows: 16 }
+    Engine { model, recompute_layers, keep_products: false, loss_chunk_rows: 16, residuals: WeightDtype::F32 }
 }
 
 fn rows(flat: &[f32], kept: &[usize], width: usize) -> Vec<f32> {
@@ -155,7 +155,13 @@ fn bf16_weights_stay_near_f32() {
             Model::load(text.clone(), &Checkpoint::open(&base).unwrap(), &device, weights, &mut |_| {}).unwrap();
         let plan = LoraPlan::new(&LoraConfig::default(), &model.spec).unwrap();
         let (adapter, mut gradients) = (Adapter::init(plan, 1, &device), Gradients::default());
-        let engine = Engine { model, recompute_layers: 6, keep_products: true, loss_chunk_rows: 64 };
+        let engine = Engine {
+            model,
+            recompute_layers: 6,
+            keep_products: true,
+            loss_chunk_rows: 64,
+            residuals: WeightDtype::F32,
+        };
         let losses = engine.accumulate(&adapter, &batch, 1.0 / batch.trained() as f64, 0, &mut gradients);
         // B is zero, so A has no gradient yet.
         let gradients: Vec<f32> = gradients.modules.iter().flatten().flat_map(|pair| values(&pair.b)).collect();
@@ -301,7 +307,13 @@ fn merged_weights() {
         let model =
             Model::load(TextConfig::read(&dir).unwrap(), &ours, &engine.model.device, WeightDtype::F32, &mut |_| {})
                 .unwrap();
-        let merged = Engine { model, recompute_layers: 6, keep_products: true, loss_chunk_rows: 16 };
+        let merged = Engine {
+            model,
+            recompute_layers: 6,
+            keep_products: true,
+            loss_chunk_rows: 16,
+            residuals: WeightDtype::F32,
+        };
         let (batch, _) = Golden::open("cases.safetensors").case("single");
         let diff = max_abs_diff(&values(&merged.logits(None, &batch)), &values(&engine.logits(Some(&adapter), &batch)));
         assert!(diff < 1e-4, "{diff:e}");

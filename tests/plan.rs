@@ -235,7 +235,7 @@ fn assert_peak(config: &str, (rows, tokens): (usize, usize), weights: &str, trai
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_peak_of_a_model_shaped_like_the_large_one_is_within_a_tenth_in_thirteen_shapes() {
+fn the_peak_of_a_model_shaped_like_the_large_one_is_within_a_tenth_in_fourteen_shapes() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().join("bench");
     fs::create_dir(&base).unwrap();
@@ -262,6 +262,7 @@ fn the_peak_of_a_model_shaped_like_the_large_one_is_within_a_tenth_in_thirteen_s
         ((2, 256), "f32", "recompute=3"),
         ((1, 1024), "bf16", "recompute=3, recompute_granularity=\"full\""),
         ((1, 2048), "bf16", "loss_chunk_rows=2048"),
+        ((1, 2048), "bf16", "residuals=\"bf16\", recompute_granularity=\"full\""),
     ] {
         assert_peak(&config, shape, weights, train);
     }

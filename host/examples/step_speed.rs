@@ -58,7 +58,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let trained = batch.trained();
     let recompute_layers = if args.recompute == "none" { 0 } else { model.layers.len() };
     let keep_products = args.recompute == "selective";
-    let engine = Engine { model, recompute_layers, keep_products, loss_chunk_rows: args.chunk };
+    let engine =
+        Engine { model, recompute_layers, keep_products, loss_chunk_rows: args.chunk, residuals: WeightDtype::F32 };
     let loaded_peak_mib = peak_mib();
     let (mut walls, mut loss) = (Vec::new(), 0.0);
     for step in 0..args.warmup + args.reps {

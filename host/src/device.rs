@@ -41,11 +41,11 @@ pub fn open(name: &str) -> Result<Device> {
     }
 }
 
-/// Whether the kernels of the device `name` take the weights and the sizes of a model. None falls back to another device.
+/// Whether the device `name` takes the weights, the residual stream and the sizes of a model. None falls back to another device.
 ///
 /// # Errors
 /// `device::unsupported`, naming the kernel.
-pub fn check(name: &str, weights: WeightDtype, text: &TextConfig) -> Result<()> {
+pub fn check(name: &str, weights: WeightDtype, residuals: WeightDtype, text: &TextConfig) -> Result<()> {
     #[cfg(feature = "wgpu")]
     if wgpu(name).is_some() {
         let unsupported = |kernel: &str, why: String| {
@@ -56,13 +56,19 @@ pub fn check(name: &str, weights: WeightDtype, text: &TextConfig) -> Result<()> 
                 .expected("model.weights = \"f32\"")
                 .help("WGSL has no bf16: keep the base in f32 (--set model.weights=f32), or run on the CPU"));
         }
+        if residuals != WeightDtype::F32 {
+            let what = format!("`{name}` keeps no residual stream in {}: WGSL has no bf16", residuals.name());
+            return Err(Error::new("device::unsupported", what)
+                .expected("train.residuals = \"f32\"")
+                .help("--set train.residuals=f32, or run on the CPU"));
+        }
         let most = tunehost_kernels::attention::cube::MAX_DIM;
         if let Some(layer) = text.layers.iter().find(|layer| layer.head_dim > most) {
             return Err(unsupported("windowed_attention", format!("the base has heads of {} values", layer.head_dim))
                 .expected(format!("head_dim up to {most}")));
         }
     }
-    let _ = (name, weights, text);
+    let _ = (name, weights, residuals, text);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Opening a model for a command.
 
 use super::ModelArgs;
+use crate::config::WeightDtype;
 use crate::device;
 use crate::error::Result;
 use crate::model::adapter::Adapter;
@@ -17,11 +18,20 @@ const LOSS_CHUNK_ROWS: usize = 256;
 pub fn model(args: &ModelArgs) -> Result<(Engine, Option<Adapter>)> {
     let device = device::open(&args.device)?;
     let config = TextConfig::read(&args.model)?;
-    device::check(&args.device, args.weights.into(), &config)?;
+    device::check(&args.device, args.weights.into(), WeightDtype::F32, &config)?;
     let model = Model::load(config, &Checkpoint::open(&args.model)?, &device, args.weights.into(), &mut |_| {})?;
     let adapter = match &args.adapter {
         Some(dir) => Some(peft::read(dir, &model.spec, &device)?),
         None => None,
     };
-    Ok((Engine { model, recompute_layers: 0, keep_products: false, loss_chunk_rows: LOSS_CHUNK_ROWS }, adapter))
+    Ok((
+        Engine {
+            model,
+            recompute_layers: 0,
+            keep_products: false,
+            loss_chunk_rows: LOSS_CHUNK_ROWS,
+            residuals: WeightDtype::F32,
+        },
+        adapter,
+    ))
 }

@@ -1,7 +1,7 @@
 //! `tunehost probe`.
 
 use super::{ConfigArgs, corpus, print};
-use crate::config::{self, Config};
+use crate::config::{self, Config, WeightDtype};
 use crate::device;
 use crate::error::Result;
 use crate::job::{Rehearsal, planned_steps};
@@ -68,7 +68,7 @@ pub fn execute(command: &ProbeCommand) -> Result<()> {
         ProbeCommand::Mask(args) => {
             let model = args.load()?.model;
             let text = TextConfig::read(&model.base)?;
-            device::check(&model.device, model.weights, &text)?;
+            device::check(&model.device, model.weights, WeightDtype::F32, &text)?;
             let [(_, kernel), ..] = device::kernels(&model.device, model.weights)?;
             let report = mask::probe(&text, &model.device, kernel)?;
             args.conclude(&report, report.verdict())

@@ -249,6 +249,8 @@ pub struct TrainConfig {
     pub recompute: Recompute,
     /// What a recomputed layer computes a second time.
     pub recompute_granularity: RecomputeGranularity,
+    /// How the residual stream is kept between layers; inside a layer it is f32.
+    pub residuals: WeightDtype,
     /// Rows of the loss head computed at once: its extra memory is this x vocabulary x 4 bytes.
     pub loss_chunk_rows: usize,
 }
@@ -271,6 +273,7 @@ impl Default for TrainConfig {
             clip_norm: 1.0,
             recompute: Recompute::Word(RecomputeWord::All),
             recompute_granularity: RecomputeGranularity::Selective,
+            residuals: WeightDtype::F32,
             loss_chunk_rows: 512,
         }
     }

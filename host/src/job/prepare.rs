@@ -2,7 +2,7 @@
 
 use super::given::{self, Given};
 use super::policies::Policies;
-use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord};
+use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord, TrainConfig};
 use crate::corpus::{self, Corpus};
 use crate::device;
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ impl Prepared {
     ) -> Result<Self> {
         let device = device::open(&config.model.device)?;
         let text = TextConfig::read(&config.model.base)?;
-        device::check(&config.model.device, config.model.weights, &text)?;
+        device::check(&config.model.device, config.model.weights, config.train.residuals, &text)?;
         let checkpoint = Checkpoint::open_trainable(&config.model.base)?;
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
         gates::quantised(config.model.quantize, &spec, config.model.weights)?;
@@ -195,7 +195,8 @@ impl Prepared {
             Recompute::Layers(n) => n.min(layers),
         };
         let keep_products = config.train.recompute_granularity == RecomputeGranularity::Selective;
-        Ok(Engine { model, recompute_layers, keep_products, loss_chunk_rows: config.train.loss_chunk_rows })
+        let TrainConfig { loss_chunk_rows, residuals, .. } = config.train;
+        Ok(Engine { model, recompute_layers, keep_products, loss_chunk_rows, residuals })
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Memory {
     pub adapters_gradients_adamw_bytes: usize,
     /// Adapters and moments once more, while a checkpoint is written beside the training.
     pub checkpoint_snapshot_bytes: usize,
-    /// The residual stream before each layer, and the tables of the rotary embedding.
+    /// The residual stream before each layer as it is kept, and the tables of the rotary embedding.
     pub layer_inputs_bytes: usize,
     /// What the layers keep beside their inputs: products (selective), or the whole graph (no recompute).
     pub kept_bytes: usize,
@@ -124,6 +124,7 @@ impl Model<'_> {
     pub fn memory(&self, shape: Shape) -> Memory {
         let (n, hidden) = (shape.tokens(), self.text.hidden_size);
         let stream = n * hidden * F32;
+        let kept_stream = n * hidden * self.train.residuals.size_bytes();
         let adapters = self.lora.parameters() * F32;
         let fixed = self.process_bytes + self.base_bytes + 4 * adapters + 3 * adapters;
         let tables = self.rope_bytes(n);
@@ -134,15 +135,18 @@ impl Model<'_> {
 
         let (mut inputs, mut kept) = (tables, 0);
         // (sum, inputs, kept) at the worst moment so far, and the largest layer
+        // What is kept in bf16 is widened for the layer that runs.
+        let widened = if kept_stream == stream { 0 } else { stream };
         let mut worst = (0, 0, 0);
         let (mut attention_most, mut feed_forward_most) = (0, 0);
         for (index, layer) in self.text.layers.iter().enumerate().skip(self.lowest_layer()) {
             let graph = self.graph(index, layer, n);
-            inputs += stream;
             let recomputed = index < self.recomputed_layers();
+            inputs += if recomputed { kept_stream } else { stream };
             // What the layer itself kept becomes part of its graph.
-            let attention = graph.attention + self.attention_gradients(layer, n);
-            let feed_forward = graph.attention + graph.feed_forward + self.feed_forward_gradients(index, layer, n);
+            let attention = widened + graph.attention + self.attention_gradients(layer, n);
+            let feed_forward =
+                widened + graph.attention + graph.feed_forward + self.feed_forward_gradients(index, layer, n);
             let sum = inputs + kept + attention.max(feed_forward);
             if sum > worst.0 {
                 worst = (sum, inputs, kept);

@@ -54,6 +54,7 @@ impl Fingerprint {
             ("train.loss_chunk_rows".into(), train.loss_chunk_rows.to_string()),
             ("train.micro_batch".into(), train.micro_batch.to_string()),
             ("train.recompute".into(), recompute),
+            ("train.residuals".into(), train.residuals.name().into()),
             ("train.recompute_granularity".into(), granularity.as_str().unwrap_or_default().into()),
             ("tunehost".into(), env!("CARGO_PKG_VERSION").into()),
         ]);

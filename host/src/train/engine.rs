@@ -3,17 +3,19 @@
 //! The base is frozen, so no gradient of a base weight is formed. The forward pass runs layer by layer; a recomputed layer
 //! keeps its input and, where asked, the outputs of its products, and the backward pass runs it a second time with autodiff
 //! on its input and its adapters (gradient checkpointing, arXiv 1604.06174, one layer a segment), computing no kept output
-//! again. Peak memory is base + adapters + what the layers keep + one layer's activations + one chunk of the loss; a layer
+//! again. Between layers the residual stream may be kept in bf16: every layer then reads the rounded stream, in the first pass
+//! as in the second and in evaluation. Peak memory is base + adapters + what the layers keep + one layer's activations + one chunk of the loss; a layer
 //! that is not recomputed keeps all of its activations.
 
 use super::batch::Batch;
 use super::phase;
+use crate::config::WeightDtype;
 use crate::model::adapter::{Adapter, LayerAdapters, LowRank};
 use crate::model::gemma4::Positions;
 use crate::model::products::Products;
 use crate::model::rng::derive_seed;
 use crate::model::weights::Model;
-use burn::tensor::{Gradients as Tape, Tensor};
+use burn::tensor::{DType, Gradients as Tape, Tensor};
 use tunehost_kernels::cotangent::pull_back;
 use tunehost_kernels::cross_entropy::{self, CrossEntropy, linear_cross_entropy};
 use tunehost_kernels::trace;
@@ -29,6 +31,8 @@ pub struct Engine {
     pub keep_products: bool,
     /// Rows of the loss head at once.
     pub loss_chunk_rows: usize,
+    /// How the residual stream is kept between layers.
+    pub residuals: WeightDtype,
 }
 
 /// Gradients of every adapter tensor, parallel to [`Adapter::modules`]; absent until a batch added to them.
@@ -40,6 +44,7 @@ pub struct Gradients {
 
 /// A layer's part of the graph that the backward pass consumes.
 struct Recorded {
+    /// In f32.
     input: Tensor<2>,
     leaves: Vec<LowRank>,
     output: Tensor<2>,
@@ -77,11 +82,12 @@ impl Engine {
         visit: &mut dyn FnMut(usize, &Tensor<2>),
     ) -> Tensor<2> {
         let positions = self.positions(batch);
-        let mut h = self.model.embed(&batch.ids);
+        let mut h = self.kept(self.model.embed(&batch.ids)).cast(DType::F32);
         visit(0, &h);
         for index in 0..self.model.layers.len() {
             let adapters = adapter.map_or_else(LayerAdapters::default, |a| a.layer(index, None));
             h = self.model.layer(index).forward(h, &adapters, &positions, &mut Products::default());
+            h = self.kept(h).cast(DType::F32);
             visit(index + 1, &h);
         }
         h
@@ -103,30 +109,36 @@ impl Engine {
         let positions = self.positions(batch);
         // Nothing below the lowest adapted layer needs a gradient.
         let lowest = adapter.plan.modules.iter().map(|m| m.layer).min().unwrap_or(0);
-        let mut h = self.model.embed(&batch.ids);
+        let mut h = self.kept(self.model.embed(&batch.ids));
         let mut saved = Vec::with_capacity(self.model.layers.len());
         for index in 0..self.model.layers.len() {
             let _layer = trace::scope_of(phase::LAYER, index);
-            if index < lowest {
-                h = self.model.layer(index).forward(h, &LayerAdapters::default(), &positions, &mut Products::default());
+            let input = h.clone().cast(DType::F32);
+            let output = if index < lowest {
+                drop(h);
+                let none = LayerAdapters::default();
+                self.model.layer(index).forward(input, &none, &positions, &mut Products::default())
             } else if index < self.recompute_layers {
                 let adapters = adapter.layer(index, Some(layer_seed(dropout_seed, index)));
                 let mut products = if self.keep_products { Products::kept() } else { Products::default() };
-                let output = self.model.layer(index).forward(h.clone(), &adapters, &positions, &mut products);
+                let output = self.model.layer(index).forward(input, &adapters, &positions, &mut products);
                 saved.push(Saved::Input(h, products.for_second_pass()));
-                h = output;
+                output
             } else {
+                drop(h);
                 let graph =
-                    self.record(adapter, index, index > lowest, h, Products::default(), &positions, dropout_seed);
-                h = graph.output.clone().without_autodiff();
+                    self.record(adapter, index, index > lowest, input, Products::default(), &positions, dropout_seed);
+                let output = graph.output.clone().without_autodiff();
                 saved.push(Saved::Graph(graph));
-            }
+                output
+            };
+            h = self.kept(output);
         }
 
         drop(forward);
 
         let loss = trace::scope(phase::LOSS);
-        let last = h.autodiff().require_grad();
+        let last = h.cast(DType::F32).autodiff().require_grad();
         let normed = self.model.final_norm(last.clone());
         let head = self.head(normed.clone().without_autodiff(), batch, grad_scale, true);
         let Some(d_normed) = head.d_hidden else { return head.loss };
@@ -140,6 +152,7 @@ impl Engine {
                 Saved::Input(input, products) => {
                     let _phase = trace::scope(phase::RECOMPUTE);
                     let _layer = trace::scope_of(phase::LAYER, index);
+                    let input = input.cast(DType::F32);
                     self.record(adapter, index, index > lowest, input, products, &positions, dropout_seed)
                 }
             };
@@ -186,6 +199,14 @@ impl Engine {
         });
         let output = self.model.layer(index).forward(input.clone(), &adapters, positions, &mut products);
         Recorded { input, leaves, output }
+    }
+
+    /// The residual stream as it is kept between layers.
+    fn kept(&self, stream: Tensor<2>) -> Tensor<2> {
+        match self.residuals {
+            WeightDtype::F32 => stream,
+            WeightDtype::Bf16 => stream.cast(DType::BF16),
+        }
     }
 
     fn positions(&self, batch: &Batch) -> Positions {
