@@ -7,8 +7,9 @@ use crate::model::config::TextConfig;
 use crate::run::card::Card;
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
-use burn::tensor::DeviceKind;
+use burn::tensor::{DType, DeviceKind};
 use std::collections::BTreeMap;
+use tunehost_kernels::resolve;
 use tunehost_kernels::simd::Isa;
 
 /// The devices of this build, as configurations name them.
@@ -167,25 +168,22 @@ pub fn count_compiled(name: &str) -> Box<dyn FnOnce() -> u64> {
 /// # Errors
 /// `device::unavailable`.
 pub fn kernels(name: &str, weights: WeightDtype) -> Result<[(&'static str, String); 7]> {
+    #[cfg(feature = "wgpu")]
+    if let Some(card) = wgpu(name) {
+        let kept = match weights {
+            WeightDtype::F32 => DType::F32,
+            WeightDtype::Bf16 => DType::BF16,
+        };
+        return tunehost_kernels::wgpu::kernels(card, kept).map_err(|reason| no_adapter(card, &reason));
+    }
     let isa = Isa::detect();
-    let f32 = match runtime(name)? {
-        None => format!("cpu-f32-{}", isa.name()),
-        Some(runtime) => format!("cubecl-f32-{runtime}"),
-    };
+    let f32 = format!("cpu-f32-{}", isa.name());
     let products = match weights {
         WeightDtype::F32 => f32.clone(),
         WeightDtype::Bf16 if isa.multiplies_bf16() => format!("cpu-bf16-{}-bf16", isa.name()),
         WeightDtype::Bf16 => format!("cpu-bf16-widened-{}", isa.name()),
     };
-    Ok([
-        ("windowed_attention", f32.clone()),
-        ("rms_norm", f32.clone()),
-        ("rope", f32.clone()),
-        ("geglu", f32),
-        ("lora_linear", products.clone()),
-        ("moe_experts", products.clone()),
-        ("linear_cross_entropy", products),
-    ])
+    Ok(resolve::table(f32, products))
 }
 
 /// SHA-256 over kernels and what they resolve to, in any order: the same where every kernel is computed by the same
@@ -194,16 +192,6 @@ pub fn kernels_sha256<'a>(resolved: impl IntoIterator<Item = (&'a str, &'a str)>
     let by_name: BTreeMap<_, _> = resolved.into_iter().collect();
     let lines: String = by_name.into_iter().map(|(kernel, resolved)| format!("{kernel} {resolved}\n")).collect();
     sha256(lines.as_bytes())
-}
-
-/// The runtime that compiles the kernels of the device `name`, where the device is not the CPU.
-fn runtime(name: &str) -> Result<Option<&'static str>> {
-    #[cfg(feature = "wgpu")]
-    if let Some(card) = wgpu(name) {
-        return wgpu_adapter(card).map(|adapter| Some(adapter.runtime));
-    }
-    let _ = name;
-    Ok(None)
 }
 
 /// Whether `name` is a device of wgpu; inside, the number of the discrete card that it pins.
@@ -217,12 +205,15 @@ fn wgpu(name: &str) -> Option<Option<usize>> {
 
 #[cfg(feature = "wgpu")]
 fn wgpu_adapter(card: Option<usize>) -> Result<tunehost_kernels::wgpu::Adapter> {
-    tunehost_kernels::wgpu::adapter(card).map_err(|reason| {
-        let which = card.map_or(String::new(), |card| format!(" that is the discrete card {card}"));
-        Error::new("device::unavailable", format!("wgpu finds no device{which}: {reason}"))
-            .expected("a driver for Vulkan, Metal or DX12")
-            .help("on Debian without a GPU: apt-get install mesa-vulkan-drivers")
-    })
+    tunehost_kernels::wgpu::adapter(card).map_err(|reason| no_adapter(card, &reason))
+}
+
+#[cfg(feature = "wgpu")]
+fn no_adapter(card: Option<usize>, reason: &str) -> Error {
+    let which = card.map_or(String::new(), |card| format!(" that is the discrete card {card}"));
+    Error::new("device::unavailable", format!("wgpu finds no device{which}: {reason}"))
+        .expected("a driver for Vulkan, Metal or DX12")
+        .help("on Debian without a GPU: apt-get install mesa-vulkan-drivers")
 }
 
 #[cfg(test)]

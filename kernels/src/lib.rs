@@ -11,10 +11,13 @@ pub mod glu;
 pub mod linear;
 pub mod matmul;
 pub mod memory;
+#[cfg(feature = "cubecl")]
+mod mma;
 pub mod moe;
 pub mod norm;
 #[cfg(all(test, feature = "nvrtc"))]
 mod nvrtc;
+pub mod resolve;
 pub mod rope;
 pub mod simd;
 #[cfg(test)]

@@ -21,6 +21,53 @@ pub(crate) fn randoms(len: usize, seed: u64) -> Vec<f32> {
     (0..8 + len).map(|_| next()).skip(8).collect()
 }
 
+/// As [`randoms`], values that f16 and bf16 hold exactly, so that a reference multiplies what a kernel does.
+#[cfg(feature = "wgpu")]
+pub(crate) fn halves(len: usize, seed: u64) -> Vec<f32> {
+    randoms(len, seed).iter().map(|value| (value * 64.0).round() / 64.0).collect()
+}
+
+/// Tensors of the device that wgpu finds, for kernels that are launched by themselves.
+#[cfg(feature = "wgpu")]
+pub(crate) mod cube {
+    use burn::tensor::DType;
+    use burn_cubecl::tensor::CubeTensor;
+    use cubecl::prelude::*;
+    use half::f16;
+
+    fn upload(bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
+        let device = cubecl::Device::wgpu(Default::default()).expect("a device");
+        let client = device.client();
+        let handle = client.create_from_slice(bytes);
+        CubeTensor::new_contiguous(client, device, shape.to_vec().into(), handle, dtype)
+    }
+
+    pub(crate) fn floats(values: &[f32], shape: &[usize]) -> CubeTensor {
+        upload(f32::as_bytes(values), shape, DType::F32)
+    }
+
+    /// Matrices `[.., rows, cols]` in f16 whose lines begin `distance` elements apart, with NaN between them.
+    pub(crate) fn apart(values: &[f32], shape: &[usize], distance: usize) -> CubeTensor {
+        let cols = *shape.last().expect("a matrix");
+        let mut lines = vec![f16::NAN; values.len() / cols * distance];
+        for (line, values) in lines.chunks_mut(distance).zip(values.chunks(cols)) {
+            line.iter_mut().zip(values).for_each(|(to, value)| *to = f16::from_f32(*value));
+        }
+        let mut tensor = upload(f16::as_bytes(&lines), shape, DType::F16);
+        let (_, above) = tensor.meta.strides_mut().split_last_mut().expect("a matrix");
+        above.iter_mut().for_each(|stride| *stride = *stride / cols * distance);
+        tensor
+    }
+
+    pub(crate) fn column(values: &[u32]) -> CubeTensor {
+        upload(u32::as_bytes(values), &[values.len()], DType::U32)
+    }
+
+    pub(crate) fn read(tensor: CubeTensor) -> Vec<f32> {
+        f32::from_bytes(&tensor.client.read_one_unchecked(tensor.handle)).to_vec()
+    }
+}
+
 /// The values in f64, for a reference.
 pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| value as f64).collect()

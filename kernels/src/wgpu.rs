@@ -1,6 +1,8 @@
 //! The device that wgpu finds: Vulkan, Metal or DX12.
 
+use burn::tensor::DType;
 use cubecl::Device;
+use cubecl::client::Client;
 use cubecl::wgpu::WgpuDeviceKind;
 use cubecl::wgpu::wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance};
 
@@ -12,8 +14,6 @@ pub use cubecl::launched::LaunchedKernels;
 pub struct Adapter {
     /// The adapter's name, as its driver says it.
     pub name: String,
-    /// The language that kernels are compiled to, with the runtime: `wgpu<wgsl>`.
-    pub runtime: &'static str,
     /// Its driver and what that says of itself, such as its version.
     pub driver: Option<String>,
     /// Whether it is a graphics card, and not a processor that stands in for one.
@@ -28,17 +28,28 @@ pub struct Adapter {
 /// # Errors
 /// The reason, where wgpu finds no adapter.
 pub fn adapter(discrete: Option<usize>) -> Result<Adapter, String> {
-    let kind = discrete.map_or_else(WgpuDeviceKind::default, WgpuDeviceKind::DiscreteGpu);
-    let client = Device::wgpu(kind).map_err(|error| error.to_string())?.client();
+    let client = client(discrete)?;
     let name = client.properties().identity.name.to_string();
     let info = info(&name, discrete);
     Ok(Adapter {
-        runtime: client.name(),
         driver: info.as_ref().map(|info| format!("{} {}", info.driver, info.driver_info).trim().to_string()),
         is_card: info.as_ref().is_some_and(|info| info.device_type != DeviceType::Cpu),
         pci: info.map(|info| info.device_pci_bus_id).filter(|pci| !pci.is_empty()),
         name,
     })
+}
+
+/// What every kernel of a step resolves to on that adapter, as [`crate::resolve::cube::kernels`] has it.
+///
+/// # Errors
+/// The reason, where wgpu finds no adapter.
+pub fn kernels(discrete: Option<usize>, weights: DType) -> Result<[(&'static str, String); 7], String> {
+    Ok(crate::resolve::cube::kernels(&client(discrete)?, weights))
+}
+
+fn client(discrete: Option<usize>) -> Result<Client, String> {
+    let kind = discrete.map_or_else(WgpuDeviceKind::default, WgpuDeviceKind::DiscreteGpu);
+    Ok(Device::wgpu(kind).map_err(|error| error.to_string())?.client())
 }
 
 /// What wgpu says of an adapter, of which the runtime keeps the name alone: the discrete card of this number, or the first of

@@ -7,6 +7,7 @@
 use super::{CrossEntropyOps, Head, IGNORED, logits_bytes};
 use crate::cube::{UNITS, cover, empty, line, max_units, packed, sum_units, units, upload};
 use crate::matmul::cube::{Into, product};
+use crate::resolve::cube::Math;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -131,6 +132,7 @@ fn loss_and_gradient(
 ) -> (CubeTensor, Option<CubeTensor>) {
     let hidden = packed("linear_cross_entropy", hidden);
     let ([n, h], [classes, _]) = (hidden.shape().dims(), weight.shape().dims());
+    let math = Math::with(&weight);
     let (client, device) = (hidden.client.clone(), hidden.device.clone());
     let loss = zeros_client(client.clone(), device.clone(), [n].into(), DType::F32);
     let d_hidden = factor.map(|_| zeros_client(client.clone(), device, [n, h].into(), DType::F32));
@@ -139,7 +141,7 @@ fn loss_and_gradient(
         let rows = kept.len();
         let places = upload(&hidden, kept);
         let kept_targets: Vec<u32> = kept.iter().map(|&row| targets[row as usize] as u32).collect();
-        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), Into::New(1.0));
+        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), Into::New(1.0), math);
         debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), logits_bytes(rows, classes));
         row_loss::launch(
             &client,
@@ -157,7 +159,7 @@ fn loss_and_gradient(
             factor.is_some(),
         );
         if let Some(d_hidden) = &d_hidden {
-            let part = product((logits, false), (weight.clone(), false), Into::New(1.0)).into_buffer_arg();
+            let part = product((logits, false), (weight.clone(), false), Into::New(1.0), math).into_buffer_arg();
             let (places, d_hidden) = (places.into_buffer_arg(), d_hidden.clone().into_buffer_arg());
             move_rows::launch(&client, cover(rows * h), units(), part, places, d_hidden, rows, h, true);
         }
@@ -182,7 +184,8 @@ impl CrossEntropyOps for CubeBackend {
     }
 
     fn head_logits(hidden: CubeTensor, weight: CubeTensor, softcap: Option<f64>) -> CubeTensor {
-        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), Into::New(1.0));
+        let math = Math::with(&weight);
+        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), Into::New(1.0), math);
         if let Some(cap) = softcap {
             let elements = logits.shape().num_elements();
             let client = logits.client.clone();

@@ -4,6 +4,7 @@ use super::cpu::row_key;
 use super::{Dropout, LinearOps};
 use crate::cube::{cover, empty, packed, units, upload};
 use crate::matmul::cube::{Into, product};
+use crate::resolve::cube::Math;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -52,7 +53,8 @@ fn dropped(x: CubeTensor, dropout: Option<Dropout>) -> CubeTensor {
 
 impl LinearOps for CubeBackend {
     fn frozen_linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-        product((packed("linear", x), false), (weight, true), Into::New(1.0))
+        let math = Math::with(&weight);
+        product((packed("linear", x), false), (weight, true), Into::New(1.0), math)
     }
 
     fn frozen_linear_known(_: CubeTensor, _: CubeTensor, y: CubeTensor) -> CubeTensor {
@@ -60,7 +62,8 @@ impl LinearOps for CubeBackend {
     }
 
     fn frozen_linear_backward(weight: CubeTensor, d_y: CubeTensor) -> CubeTensor {
-        product((packed("linear", d_y), false), (weight, false), Into::New(1.0))
+        let math = Math::with(&weight);
+        product((packed("linear", d_y), false), (weight, false), Into::New(1.0), math)
     }
 
     fn lora_linear(
@@ -72,9 +75,12 @@ impl LinearOps for CubeBackend {
         dropout: Option<Dropout>,
     ) -> (CubeTensor, CubeTensor) {
         let [x, a, b] = [x, a, b].map(|tensor| packed("lora_linear", tensor));
-        let inner = product((dropped(x.clone(), dropout), false), (a, true), Into::New(scale as f32));
-        let y = product((x, false), (weight, true), Into::New(1.0));
-        (product((inner.clone(), false), (b, true), Into::Sum(y)), inner)
+        let math = Math::with(&weight);
+        let whole = math.operand(x.clone());
+        let thinned = if dropout.is_some() { dropped(x, dropout) } else { whole.clone() };
+        let inner = product((thinned, false), (a, true), Into::New(scale as f32), math);
+        let y = product((whole, false), (weight, true), Into::New(1.0), math);
+        (product((inner.clone(), false), (b, true), Into::Sum(y), math), inner)
     }
 
     fn lora_linear_known(
@@ -101,14 +107,17 @@ impl LinearOps for CubeBackend {
         dropout: Option<Dropout>,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         let [x, a, b, inner, d_y] = [x, a, b, inner, d_y].map(|tensor| packed("lora_linear", tensor));
-        let d_inner = product((d_y.clone(), false), (b, false), Into::New(scale as f32));
-        let base = product((d_y.clone(), false), (weight, false), Into::New(1.0));
+        let math = Math::with(&weight);
+        let d_y = math.operand(d_y);
+        let d_inner = math.operand(product((d_y.clone(), false), (b, false), Into::New(scale as f32), math));
+        let base = product((d_y.clone(), false), (weight, false), Into::New(1.0), math);
+        let through = |into| product((d_inner.clone(), false), (a, false), into, math);
         let d_x = match dropout {
-            None => product((d_inner.clone(), false), (a, false), Into::Sum(base)),
-            Some(_) => add(base, dropped(product((d_inner.clone(), false), (a, false), Into::New(1.0)), dropout)),
+            None => through(Into::Sum(base)),
+            Some(_) => add(base, dropped(through(Into::New(1.0)), dropout)),
         };
-        let d_a = product((d_inner, true), (dropped(x, dropout), false), Into::New(1.0));
-        let d_b = product((d_y, true), (inner, false), Into::New(1.0));
+        let d_a = product((d_inner, true), (dropped(x, dropout), false), Into::New(1.0), math);
+        let d_b = product((d_y, true), (inner, false), Into::New(1.0), math);
         (d_x, d_a, d_b)
     }
 }

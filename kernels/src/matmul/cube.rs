@@ -3,11 +3,14 @@
 //! A cube makes 64 x 64 elements from tiles 16 deep in shared memory, 4 x 4 in the registers of each unit. The sum over
 //! the inner dimension runs from first to last, so an element depends neither on the rows beside it nor on the grid.
 
+use super::mma::{self, Grouping};
 use crate::cube::{empty, units, upload};
+use crate::mma::Unit;
+use crate::resolve::cube::{Math, math};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -210,6 +213,21 @@ fn grouped_matmul<W: Float>(
     store(&sums, c, row0, rows_end, col0, n, 1.0f32, false);
 }
 
+impl Math {
+    /// That of a product with the frozen matrix `weight`, and of the adapter beside it.
+    pub(crate) fn with(weight: &CubeTensor) -> Self {
+        math(&weight.client, weight.dtype)
+    }
+
+    /// `operand`, rounded once for several products.
+    pub(crate) fn operand(self, operand: CubeTensor) -> CubeTensor {
+        match self {
+            Self::F32 => operand,
+            Self::Bf16 => cast(operand, DType::BF16),
+        }
+    }
+}
+
 /// An operand and whether it is stored transposed.
 pub(crate) type Operand = (CubeTensor, bool);
 
@@ -221,9 +239,9 @@ pub(crate) enum Into {
     Sum(CubeTensor),
 }
 
-/// `a [m, k] b [k, n]`, or with `true` beside an operand that operand's transpose. `b` may be bf16 where the device has it.
-pub(crate) fn product((a, a_transposed): Operand, (b, b_transposed): Operand, into: Into) -> CubeTensor {
-    let (a, b) = (into_contiguous(a), into_contiguous(b));
+/// `a [m, k] b [k, n]`, or with `true` beside an operand that operand's transpose. `b` may be bf16 where the device has it,
+/// with [`Math::Bf16`] both.
+pub(crate) fn product((a, a_transposed): Operand, (b, b_transposed): Operand, into: Into, math: Math) -> CubeTensor {
     let ([a_rows, a_cols], [b_rows, b_cols]) = (a.shape().dims(), b.shape().dims());
     let (m, k) = if a_transposed { (a_cols, a_rows) } else { (a_rows, a_cols) };
     let n = if b_transposed { b_rows } else { b_cols };
@@ -231,6 +249,12 @@ pub(crate) fn product((a, a_transposed): Operand, (b, b_transposed): Operand, in
         Into::New(factor) => (empty(&a, [m, n], DType::F32), factor, false),
         Into::Sum(c) => (c, 1.0, true),
     };
+    if math == Math::Bf16 {
+        let operands = (DType::BF16, Unit::Native);
+        mma::product((a, a_transposed), (b, b_transposed), &c, [m, n, k], None, (factor, add), operands);
+        return c;
+    }
+    let (a, b) = (into_contiguous(a), into_contiguous(b));
     let dtype = dtype_to_storage_type(b.dtype);
     matmul::launch(
         &a.client.clone(),
@@ -266,11 +290,18 @@ pub(crate) fn grouped_product(
     (b, b_transposed): Operand,
     groups: Groups,
     gather: Option<(&CubeTensor, usize)>,
+    math: Math,
 ) -> CubeTensor {
-    let (a, b) = (into_contiguous(a), into_contiguous(b));
     let [count, b_rows, b_cols] = b.shape().dims();
     let (k, n) = if b_transposed { (b_cols, b_rows) } else { (b_rows, b_cols) };
     let c = empty(&a, [groups.rows, n], DType::F32);
+    if math == Math::Bf16 {
+        let (rows, grouping) = (groups.rows, Some(Grouping { groups, gather }));
+        let operands = (DType::BF16, Unit::Native);
+        mma::product((a, false), (b, b_transposed), &c, [rows, n, k], grouping, (1.0, false), operands);
+        return c;
+    }
+    let (a, b) = (into_contiguous(a), into_contiguous(b));
     let (sources, divisor) =
         gather.map_or_else(|| (upload(&a, &[]), 1), |(sources, divisor)| (sources.clone(), divisor));
     let dtype = dtype_to_storage_type(b.dtype);

@@ -14,6 +14,10 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 mod micro;
+#[cfg(feature = "cubecl")]
+pub(crate) mod mma;
+#[cfg(all(test, feature = "wgpu"))]
+mod mma_tests;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;

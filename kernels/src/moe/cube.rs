@@ -7,6 +7,7 @@ use super::MoeOps;
 use crate::cube::{UNITS, cover, empty, line, packed, sum_units, units};
 use crate::glu::cube::{gelu, gelu_derivative};
 use crate::matmul::cube::{Groups, grouped_product};
+use crate::resolve::cube::Math;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -307,12 +308,14 @@ impl Sorted {
 
     /// Rows of tokens `[n, k]` to rows of places, each times its expert's matrix.
     fn expand(&self, tokens: CubeTensor, matrices: CubeTensor, transposed: bool) -> CubeTensor {
-        grouped_product(tokens, (matrices, transposed), self.groups(), Some((&self.order, self.top_k)))
+        let math = Math::with(&matrices);
+        grouped_product(tokens, (matrices, transposed), self.groups(), Some((&self.order, self.top_k)), math)
     }
 
     /// Rows of places, each times its expert's matrix.
     fn multiply(&self, rows: CubeTensor, matrices: CubeTensor, transposed: bool) -> CubeTensor {
-        grouped_product(rows, (matrices, transposed), self.groups(), None)
+        let math = Math::with(&matrices);
+        grouped_product(rows, (matrices, transposed), self.groups(), None, math)
     }
 
     fn groups(&self) -> Groups<'_> {

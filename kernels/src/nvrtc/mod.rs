@@ -7,10 +7,11 @@ mod cases;
 mod recorder;
 mod toolkit;
 
+use crate::resolve;
 use burn::tensor::DType;
 use cases::cases;
 use recorder::{ARCHS, Arch, Launch, Recorder};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::path::Path;
 use toolkit::{Machine, Toolkit};
@@ -19,7 +20,11 @@ use toolkit::{Machine, Toolkit};
 const SHARED_BYTES_MAX: usize = ARCHS[0].shared_bytes_max;
 
 /// Kernels whose work is matrix products.
-const MATRIX_KERNELS: [&str; 5] = ["Matmul", "GroupedMatmul", "Forward", "BackwardQueries", "BackwardKeys"];
+const MATRIX_KERNELS: [&str; 6] =
+    ["Matmul", "GroupedMatmul", "MmaProduct", "Forward", "BackwardQueries", "BackwardKeys"];
+
+/// Those of them that matrix instructions stand for where the weights are bf16.
+const F32_PRODUCTS: [&str; 2] = ["Matmul", "GroupedMatmul"];
 
 /// What bounds a kernel on one card.
 struct Card {
@@ -99,6 +104,12 @@ fn row(case: &str, launch: &Launch, flops: Option<f64>, arch: Arch, machine: &Ma
     if launch.shared_bytes > SHARED_BYTES_MAX {
         fault(format!("{} bytes of shared memory, {SHARED_BYTES_MAX} at most", launch.shared_bytes));
     }
+    if launch.name.starts_with("Mma") {
+        // The multiplication, the loads of its fragments, and the asynchronous copy.
+        for instruction in ["HMMA", "LDSM", "LDGSTS"].into_iter().filter(|name| count(name) == 0) {
+            fault(format!("no {instruction}"));
+        }
+    }
     (line, faults)
 }
 
@@ -120,6 +131,9 @@ fn table(toolkit: &Toolkit, arch: Arch) -> (String, Vec<String>) {
             for launch in recorder.take() {
                 let flops =
                     MATRIX_KERNELS.contains(&launch.name).then(|| flops.next().expect("a matrix kernel's work"));
+                if weights == DType::BF16 && F32_PRODUCTS.contains(&launch.name) {
+                    faults.push(format!("{}: {} with weights in bf16", case.name, launch.variant));
+                }
                 if seen.insert(launch.variant.clone()) {
                     let machine = toolkit.compile(&launch.source, arch.sm);
                     let (line, wrong) = row(case.name, &launch, flops, arch, &machine);
@@ -155,6 +169,18 @@ fn what_a_kernel_takes_is_read_from_its_machine_code() {
         assert_eq!(machine.spilled_bytes, 1_024);
         assert_eq!(machine.instructions["HMMA"], 1);
         assert!((1..=255).contains(&machine.registers));
+    }
+}
+
+#[test]
+fn products_with_weights_in_bf16_resolve_to_matrix_instructions() {
+    for arch in ARCHS {
+        let recorder = Recorder::new(arch);
+        let resolved = |weights| BTreeMap::from(resolve::cube::kernels(recorder.client(), weights));
+        let (f32, bf16) = (resolved(DType::F32), resolved(DType::BF16));
+        for kernel in ["lora_linear", "moe_experts", "linear_cross_entropy"] {
+            assert_eq!((f32[kernel].as_str(), bf16[kernel].as_str()), ("cubecl-f32-cuda", "cubecl-bf16-mma-cuda"));
+        }
     }
 }
 

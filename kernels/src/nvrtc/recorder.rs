@@ -13,8 +13,8 @@ use cubecl::ir::{
 use cubecl::prelude::*;
 use cubecl::profile::{ProfileDuration, TimingMethod};
 use cubecl::server::{
-    BufferBinding, CopyDescriptor, IoError, KernelArguments, KernelResource, ProfileError, ProfilingToken, Server,
-    ServerCommunication, ServerError, ServerStorage, ServerUtilities,
+    BufferBinding, CopyDescriptor, IoError, KernelArguments, KernelResource, MemoryLayout, ProfileError,
+    ProfilingToken, Server, ServerCommunication, ServerError, ServerStorage, ServerUtilities,
 };
 use cubecl::{CompilationError, Compiler, CubeKernel, MemoryAllocationMode, define_kernel};
 use cubecl_common::device::{DeviceId, DeviceService, ServerUtilitiesHandle, ServiceId};
@@ -85,12 +85,20 @@ impl Recorder {
         Self { client: Client::load::<RecordingServer>(DeviceId::new(0, arch.sm as u16)), arch }
     }
 
-    /// A tensor on it, with no values.
+    /// Its client, as the operations see it.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// A tensor on it, with no values, laid out as one that is read to the device.
     pub fn tensor(&self, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
         let shape = shape.into();
-        let handle = self.client.empty(shape.num_elements() * dtype.size());
+        let MemoryLayout { memory, strides } = self.client.empty_tensor(shape.clone(), dtype.size());
         // The name of the device is never asked: launches go to the client.
-        CubeTensor::new_contiguous(self.client.clone(), cubecl::Device::Cuda(Default::default()), shape, handle, dtype)
+        let device = cubecl::Device::Cuda(Default::default());
+        let mut tensor = CubeTensor::new_contiguous(self.client.clone(), device, shape, memory, dtype);
+        *tensor.meta.strides_mut() = strides;
+        tensor
     }
 
     /// Everything launched on it since this was last asked, in order.
