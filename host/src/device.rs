@@ -176,6 +176,7 @@ pub fn kernels(name: &str, weights: WeightDtype) -> Result<[(&'static str, Strin
         };
         return tunehost_kernels::wgpu::kernels(card, kept).map_err(|reason| no_adapter(card, &reason));
     }
+    let _ = name;
     let isa = Isa::detect();
     let f32 = format!("cpu-f32-{}", isa.name());
     let products = match weights {
