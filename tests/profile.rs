@@ -2,13 +2,9 @@
 
 mod common;
 
-use common::{fails, ok, short};
+use common::{accounted::assert_accounted, fails, ok, short};
 use serde_json::Value;
 use std::fs;
-
-fn sum(rows: &Value, key: &str) -> f64 {
-    rows.as_array().unwrap().iter().map(|row| row[key].as_f64().unwrap()).sum()
-}
 
 #[test]
 fn the_tables_sum_to_the_step_and_count_the_work_that_the_plan_counts() {
@@ -21,37 +17,12 @@ fn the_tables_sum_to_the_step_and_count_the_work_that_the_plan_counts() {
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set.as_str()]).chain(wide).collect();
         let more = ["--json", "--steps", "4"];
         let report: Value = serde_json::from_str(&ok(&[&["profile", &config], &more[..], &sets].concat())).unwrap();
-        let (phases, kernels) = (&report["phases"], &report["kernels"]);
-        let step = report["step_mean_s"].as_f64().unwrap();
-        let within = |found: f64| (0.95..=1.0 + 1e-9).contains(&(found / step));
-        assert!(within(sum(phases, "s")), "{report:#}");
-        // A kernel is in a phase, so kernels and all else in the phases are the step too.
-        let other = sum(phases, "s") - sum(phases, "kernels_s");
-        assert!(other > 0.0 && within(sum(kernels, "s") + other), "{report:#}");
-        let names: Vec<&str> = phases.as_array().unwrap().iter().map(|row| row["phase"].as_str().unwrap()).collect();
+        let names: Vec<&Value> = report["phases"].as_array().unwrap().iter().map(|row| &row["phase"]).collect();
         assert_eq!(names, ["data", "forward", "loss", "recompute", "backward", "optimiser", "plugins"]);
-
-        // The operations that the kernels say they did are those that `plan` computes, and the shares follow from them. Each of
-        // the two steps of the run was measured twice.
         let plan: Value = serde_json::from_str(&ok(&[&["plan", &config, "--json"], &sets[..]].concat())).unwrap();
-        let number = |path: &str| report.pointer(path).unwrap().as_f64().unwrap();
-        let performed = number("/work/performed_flop");
-        let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
-        assert!(close(sum(kernels, "flop"), performed));
-        for which in ["nominal_flop", "performed_flop"] {
-            let planned = plan["steps"]["work"][which].as_f64().unwrap() / 2.0;
-            assert!(close(report["work"][which].as_f64().unwrap(), planned), "{which}: {report:#} {planned}");
-        }
-        assert!(number("/work/nominal_flop") < performed);
-        let product = if weights == "bf16" { "/peaks/bf16_product_flops/max" } else { "/peaks/f32_product_flops/max" };
-        assert!((number("/mfu_performed") * step * number(product) / performed - 1.0).abs() < 1e-9);
-        // Each kernel is one of the table whose hash it stands under.
-        let resolved: Vec<&String> = report["resolved"].as_object().unwrap().keys().collect();
-        for row in kernels.as_array().unwrap() {
-            let name = row["kernel"].as_str().unwrap();
-            assert!(resolved.iter().any(|kernel| name.starts_with(kernel.as_str())), "{name}");
-        }
-        assert_eq!(report["step_s"]["n"], 4);
+        assert_accounted(&report, &plan);
+        // Its kernels are done when they return: nothing is waited for.
+        assert!(report["unrecorded_step_s"].is_null() && report["step_s"]["n"] == 4);
         let hash = report["kernels_sha256"].as_str().unwrap();
         assert!(report["resolved"]["lora_linear"].as_str().unwrap().contains(weights) && hash.len() == 64);
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{fails, ok};
+use common::{accounted::assert_accounted, fails, ok, short};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -42,6 +42,29 @@ fn a_step_of_the_quickstart_gives_the_loss_of_the_cpu() {
     assert!(provenance["machine"]["driver"].as_str().is_some_and(|driver| !driver.is_empty()), "{provenance}");
     // More than one for each kernel: forward, backward, and their parts.
     assert!(provenance["jit"]["compiled"].as_u64().unwrap() > 14, "{provenance}");
+}
+
+/// One configuration for all of it: each process compiles its kernels anew.
+#[test]
+fn what_a_step_takes_is_measured_there_by_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = short::config(dir.path(), "").display().to_string();
+    let of = |command: &str, more: &[&str]| -> Value {
+        let sets = ["--device", "wgpu", "--set", "train.max_steps=2", "--json"];
+        serde_json::from_str(&ok(&[&[command, &config], &sets[..], more].concat())).unwrap()
+    };
+    let report = of("profile", &["--steps", "2"]);
+    assert_accounted(&report, &of("plan", &[]));
+    // The device is waited for at the ends of every span, and what that costs is told.
+    let [recorded, as_in_a_run] = ["step_s", "unrecorded_step_s"].map(|name| &report[name]);
+    assert!(recorded["n"] == 2 && as_in_a_run["n"] == 2 && as_in_a_run["min"].as_f64() > Some(0.0), "{report:#}");
+    assert_eq!(report["resolved"]["windowed_attention"], "cubecl-f32-wgpu<wgsl>");
+
+    let bench = of("bench", &["--times", "1"]);
+    assert_eq!(bench["kernels_sha256"], report["kernels_sha256"]);
+    let loss =
+        bench["rows"].as_array().unwrap().iter().find(|row| row["what"] == "linear_cross_entropy, loss and gradient");
+    assert!(loss.unwrap()["flop"].as_u64() > Some(0), "{bench:#}");
 }
 
 #[test]

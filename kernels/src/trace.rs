@@ -1,7 +1,9 @@
 //! What ran, when, and how much it did: spans of kernels and of whoever calls them, recorded while somebody asks.
 //!
 //! Spans belong to the thread that calls: a kernel starts its threads inside its own span, and the backward pass runs where it
-//! was asked for. While nobody records, a span is one look at a thread's variable.
+//! was asked for. A device that computes beside the calling thread is waited for where a span starts and where it ends, so what
+//! was asked of it in a span is done in it, and nothing else is; nothing then runs beside anything else. While nobody records, a
+//! span is one look at a thread's variable, and nothing is waited for.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -53,7 +55,7 @@ impl Span {
 
 struct Recorder {
     began: Instant,
-    /// Waits for the device, before a scope's clock is read.
+    /// Waits for the device, before a clock is read.
     sync: Box<dyn Fn()>,
     spans: Vec<Span>,
     open: Vec<usize>,
@@ -74,52 +76,48 @@ pub fn record<T>(sync: impl Fn() + 'static, f: impl FnOnce() -> T) -> (T, Vec<Sp
 
 /// A part of a step, until the result is dropped.
 pub fn scope(name: &'static str) -> Open {
-    open(name, None, true, || None)
+    open(name, None, || None)
 }
 
 /// One of several parts of a step.
 pub fn scope_of(name: &'static str, index: usize) -> Open {
-    open(name, Some(index), true, || None)
+    open(name, Some(index), || None)
 }
 
-/// A kernel of the CPU, which has its result when it returns.
+/// A kernel: opened where its operation is called, for every device at once.
 pub fn kernel(name: &'static str, work: impl FnOnce() -> Work) -> Open {
-    open(name, None, false, || Some(work()))
+    open(name, None, || Some(work()))
 }
 
 /// A span that ends when this is dropped.
 #[must_use = "a span ends where it is dropped"]
 pub struct Open {
-    /// Its place among the recorded spans, and whether the device is waited for; nothing where nobody records.
-    recorded: Option<(usize, bool)>,
+    /// Its place among the recorded spans; nothing where nobody records.
+    place: Option<usize>,
 }
 
-fn open(name: &'static str, index: Option<usize>, waits: bool, work: impl FnOnce() -> Option<Work>) -> Open {
-    let recorded = RECORDER.with_borrow_mut(|recorder| {
+fn open(name: &'static str, index: Option<usize>, work: impl FnOnce() -> Option<Work>) -> Open {
+    let place = RECORDER.with_borrow_mut(|recorder| {
         let recorder = recorder.as_mut()?;
-        if waits {
-            (recorder.sync)();
-        }
+        (recorder.sync)();
         let (place, parent, work) = (recorder.spans.len(), recorder.open.last().copied(), work());
         recorder.open.push(place);
         let start = recorder.began.elapsed();
         recorder.spans.push(Span { name, index, work, start, end: start, parent });
-        Some((place, waits))
+        Some(place)
     });
-    Open { recorded }
+    Open { place }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let Some((place, waits)) = self.recorded else { return };
+        let Some(place) = self.place else { return };
         RECORDER.with_borrow_mut(|recorder| {
             // The recording may have ended, or another begun, while the span was open.
             let Some(recorder) = recorder.as_mut().filter(|recorder| recorder.open.last() == Some(&place)) else {
                 return;
             };
-            if waits {
-                (recorder.sync)();
-            }
+            (recorder.sync)();
             recorder.open.pop();
             recorder.spans[place].end = recorder.began.elapsed();
         });
@@ -130,13 +128,18 @@ impl Drop for Open {
 mod tests {
     use super::*;
     use crate::attention::{Segments, windowed_attention};
-    use burn::tensor::{Device, Tensor};
+    use crate::testing::device;
+    use burn::tensor::Tensor;
+    use std::cell::Cell;
+    use std::rc::Rc;
 
     #[test]
     fn spans_nest_and_nothing_is_recorded_unasked() {
         drop(scope("before"));
+        let waits = Rc::new(Cell::new(0));
+        let counted = waits.clone();
         let ((), spans) = record(
-            || (),
+            move || counted.set(counted.get() + 1),
             || {
                 let _outer = scope("outer");
                 drop(kernel("inner", || Work::f32(6, 2).with_weight(3, 2)));
@@ -147,12 +150,13 @@ mod tests {
         assert_eq!(names, [("outer", None, None), ("inner", None, Some(0)), ("layer", Some(4), Some(0))]);
         assert_eq!(spans[1].work, Some(Work { flop: 6, bytes: 14 }));
         assert!(spans[0].start <= spans[1].start && spans[1].end <= spans[2].start && spans[2].end <= spans[0].end);
-        assert!(scope("after").recorded.is_none());
+        assert!(scope("after").place.is_none());
+        assert_eq!(waits.get(), 6, "the device is waited for where each span starts and ends, and nowhere else");
     }
 
     #[test]
     fn both_passes_of_a_kernel_are_seen_on_the_thread_that_asked() {
-        let tensor = |heads| Tensor::<3>::ones([6, heads, 16], &Device::flex().autodiff()).require_grad();
+        let tensor = |heads| Tensor::<3>::ones([6, heads, 16], &device().autodiff()).require_grad();
         let segments = Segments::new(vec![0, 4, 6], 6).unwrap();
         let ((), spans) = record(
             || (),

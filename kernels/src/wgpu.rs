@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use cubecl::Device;
 use cubecl::client::Client;
 use cubecl::wgpu::WgpuDeviceKind;
-use cubecl::wgpu::wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance};
+use cubecl::wgpu::wgpu::{AdapterInfo, Backends, DeviceType, Instance, InstanceDescriptor};
 
 /// Every kernel that is launched while it lives, and so compiled, each once: WGSL is compiled anew by each process.
 pub use cubecl::launched::LaunchedKernels;
@@ -53,16 +53,21 @@ fn client(discrete: Option<usize>) -> Result<Client, String> {
 }
 
 /// What wgpu says of an adapter, of which the runtime keeps the name alone: the discrete card of this number, or the first of
-/// the name. OpenGL, which shows cards a second time, is left out where anything else shows them.
+/// the name. OpenGL, which shows cards a second time, is asked where nothing else shows any.
 fn info(name: &str, discrete: Option<usize>) -> Option<AdapterInfo> {
-    let adapters = cubecl::future::block_on(Instance::default().enumerate_adapters(Backends::all()));
-    let mut infos: Vec<AdapterInfo> = adapters.iter().map(|adapter| adapter.get_info()).collect();
-    if infos.iter().any(|info| info.backend != Backend::Gl) {
-        infos.retain(|info| info.backend != Backend::Gl);
+    let mut infos = infos(Backends::all() - Backends::GL);
+    if infos.is_empty() {
+        infos = self::infos(Backends::GL);
     }
     let mut infos = infos.into_iter();
     match discrete {
         Some(number) => infos.filter(|info| info.device_type == DeviceType::DiscreteGpu).nth(number),
         None => infos.find(|info| info.name == name),
     }
+}
+
+fn infos(backends: Backends) -> Vec<AdapterInfo> {
+    let instance = Instance::new(InstanceDescriptor { backends, ..InstanceDescriptor::new_without_display_handle() });
+    let adapters = cubecl::future::block_on(instance.enumerate_adapters(backends));
+    adapters.iter().map(|adapter| adapter.get_info()).collect()
 }

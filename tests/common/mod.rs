@@ -1,6 +1,7 @@
 //! Running the `tunehost` binary on the bundled base and corpus.
 #![allow(dead_code)] // each test binary uses its own part of it
 
+pub mod accounted;
 pub mod large;
 pub mod short;
 

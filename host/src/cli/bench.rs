@@ -2,7 +2,6 @@
 
 use super::{ConfigArgs, print_as};
 use crate::bench;
-use crate::config;
 use crate::error::Result;
 use crate::job::Rehearsal;
 use crate::run::signal::StopRequest;
@@ -25,7 +24,7 @@ pub struct BenchArgs {
 }
 
 pub fn bench(args: &BenchArgs) -> Result<()> {
-    let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let config = args.config.load()?.config;
     let mut rehearsal = Rehearsal::new(&config)?;
     let stop = StopRequest::install()?;
     let (times, run) = (args.times as usize, args.run.as_deref());

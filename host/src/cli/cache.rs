@@ -1,7 +1,6 @@
 //! `tunehost cache`.
 
 use super::{CacheFolderArgs, ConfigArgs, OutputArgs, print};
-use crate::config;
 use crate::corpus::cache::{self, CacheFile};
 use crate::corpus::{self, EncodeOptions, Encoder, Filled};
 use crate::error::{Error, Result};
@@ -44,7 +43,7 @@ pub fn rm(args: &CacheFolderArgs, names: &[String], all: bool) -> Result<()> {
 
 /// Encodes the sources of a configuration into the cache, and keeps nothing of them in memory.
 pub fn fill(args: &ConfigArgs, output: &OutputArgs) -> Result<()> {
-    let config = config::load(&args.config, &args.sets, &args.plugins)?.config;
+    let config = args.load()?.config;
     let data = &config.data;
     let vocab_size = TextConfig::read(&config.model.base)?.vocab_size;
     let options = EncodeOptions::of(data, &config.template);

@@ -13,7 +13,7 @@ use crate::run::atomic::{self, Existing};
 use std::io::IsTerminal;
 
 pub fn batches(args: &BatchesArgs) -> Result<()> {
-    let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let config = args.config.load()?.config;
     let mut sampler =
         Sampler::load(&PluginRef::configured(Kind::Sampler, &config.plugins)?, settings(&config, Kind::Sampler))?;
     let corpus = load(&config)?;
@@ -74,7 +74,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
 }
 
 pub fn stats(args: &StatsArgs) -> Result<()> {
-    let mut config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let mut config = args.config.load()?.config;
     let lengths = if args.lengths.is_empty() { vec![config.data.max_seq_len] } else { args.lengths.clone() };
     config.data.max_seq_len = usize::MAX;
     let corpus = load(&config)?;

@@ -18,7 +18,7 @@ mod runs;
 mod score;
 mod smoke;
 
-use crate::config::WeightDtype;
+use crate::config::{Resolved, WeightDtype};
 use crate::error::{Error, Result};
 use crate::plugins::project::Language;
 use crate::report::{Mode, Reporter};
@@ -107,6 +107,25 @@ struct ConfigArgs {
     /// Choose a plugin: --plugins sampler=shuffled, or sampler=path/to/x.wasm. May be repeated.
     #[arg(long = "plugins", value_name = "KIND=PLUGIN")]
     plugins: Vec<String>,
+    /// Device: cpu, or wgpu in a build with that feature; short for --set model.device=NAME.
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+}
+
+impl ConfigArgs {
+    /// Every value that a flag changes, as `--set` has it.
+    fn sets(&self) -> Vec<String> {
+        let device = self.device.iter().map(|device| format!("model.device={device}"));
+        self.sets.iter().cloned().chain(device).collect()
+    }
+
+    /// The configuration with what the flags change.
+    ///
+    /// # Errors
+    /// Classes `config`, `usage`.
+    fn load(&self) -> Result<Resolved> {
+        crate::config::load(&self.config, &self.sets(), &self.plugins)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -121,9 +140,6 @@ struct RunArgs {
     /// the run's configuration stays as it is.
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Device: cpu, or wgpu in a build with that feature; short for --set model.device=NAME.
-    #[arg(long, value_name = "NAME")]
-    device: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
 }

@@ -1,7 +1,7 @@
 //! `tunehost plan`.
 
 use super::{ConfigArgs, corpus, print};
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::corpus::{Corpus, Sample};
 use crate::error::{Error, Result};
 use crate::job::planned_steps;
@@ -50,7 +50,7 @@ const SAMPLE_BYTES: u64 = 16 << 20;
 pub fn plan(args: &PlanArgs) -> Result<()> {
     let speed = args.peak_tflops.map(|peak| Speed::new(peak, args.utilisation.clone())).transpose()?;
     let stated = args.device_memory.as_deref().map(size_bytes).transpose()?;
-    let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let config = args.config.load()?.config;
     let text = TextConfig::read(&config.model.base)?;
     let checkpoint = Checkpoint::open_trainable(&config.model.base)?;
     let found = checkpoint.shapes();

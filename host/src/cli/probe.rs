@@ -1,7 +1,7 @@
 //! `tunehost probe`.
 
 use super::{ConfigArgs, corpus, print};
-use crate::config::{self, Config, WeightDtype};
+use crate::config::{Config, WeightDtype};
 use crate::device;
 use crate::error::Result;
 use crate::job::{Rehearsal, planned_steps};
@@ -44,7 +44,7 @@ pub struct ProbeArgs {
 
 impl ProbeArgs {
     fn load(&self) -> Result<Config> {
-        Ok(config::load(&self.config.config, &self.config.sets, &self.config.plugins)?.config)
+        Ok(self.config.load()?.config)
     }
 
     /// Prints what was found, and fails where something is wrong with it.

@@ -1,7 +1,6 @@
 //! `tunehost profile`.
 
 use super::{ConfigArgs, print_as};
-use crate::config;
 use crate::error::{Error, Result};
 use crate::job::Rehearsal;
 use crate::profile;
@@ -29,7 +28,7 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
     if let Some(path) = &args.trace {
         new_file(path)?;
     }
-    let config = config::load(&args.config.config, &args.config.sets, &args.config.plugins)?.config;
+    let config = args.config.load()?.config;
     let mut rehearsal = Rehearsal::new(&config)?;
     let stop = StopRequest::install()?;
     let (report, recorded) = profile::profile(&config, &mut rehearsal, args.steps as usize, &|| stop.is_set())?;

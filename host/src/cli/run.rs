@@ -1,7 +1,6 @@
 //! `tunehost run` and `tunehost resume`.
 
 use super::{ResumeArgs, RunArgs};
-use crate::config;
 use crate::error::Result;
 use crate::job::{self, Otherwise};
 use crate::report::Reporter;
@@ -9,11 +8,8 @@ use crate::run::clock::Until;
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let mut reporter = args.output.reporter();
-    let mut sets = args.config.sets.clone();
-    sets.extend(args.device.as_ref().map(|device| format!("model.device={device}")));
     let until = end_at(args.until.as_deref(), &reporter)?;
-    let resolved = config::load(&args.config.config, &sets, &args.config.plugins)?;
-    job::start(&resolved, args.run_dir.as_deref(), until.as_ref(), &mut reporter)
+    job::start(&args.config.load()?, args.run_dir.as_deref(), until.as_ref(), &mut reporter)
 }
 
 pub fn resume(args: &ResumeArgs) -> Result<()> {

@@ -1,7 +1,6 @@
 //! `tunehost smoke`.
 
 use super::{ConfigArgs, print};
-use crate::config;
 use crate::error::{Error, Result};
 use crate::plan::memory::Shape;
 use crate::report::{Mode, Reporter};
@@ -31,8 +30,7 @@ pub struct SmokeArgs {
 }
 
 pub fn smoke(args: &SmokeArgs) -> Result<()> {
-    let ConfigArgs { config: path, sets, plugins } = &args.config;
-    let config = config::load(path, sets, plugins)?.config;
+    let config = args.config.load()?.config;
     if let Some(shape) = &args.shape {
         let line = |told: &child::Told| print(&serde_json::to_string(told).expect("numbers and names are JSON"));
         return child::compute(&config, read_shape(shape)?, args.steps, &mut |told| line(told));
@@ -42,9 +40,9 @@ pub fn smoke(args: &SmokeArgs) -> Result<()> {
             .map_err(|e| Error::new("io::failed", format!("cannot find this program: {e}")).source(e))?;
         let Shape { micro_batch, seq_len_tokens } = asked.shape;
         let mut command = Command::new(program);
-        command.arg("smoke").arg(path).args(["--steps", &args.steps.to_string()]);
-        command.args(sets.iter().flat_map(|set| ["--set", set]));
-        command.args(plugins.iter().flat_map(|plugin| ["--plugins", plugin]));
+        command.arg("smoke").arg(&args.config.config).args(["--steps", &args.steps.to_string()]);
+        command.args(args.config.sets().iter().flat_map(|set| ["--set", set]));
+        command.args(args.config.plugins.iter().flat_map(|plugin| ["--plugins", plugin]));
         command.args(["--shape", &format!("{micro_batch}x{seq_len_tokens}")]);
         Ok(command)
     };

@@ -48,16 +48,20 @@ pub struct Report {
     pub kernels_sha256: String,
     /// Optimiser steps of the run: where there are fewer than were computed, those are computed in turn.
     pub run_steps: usize,
-    /// A step, seconds.
+    /// A step while its spans are recorded, seconds.
     pub step_s: Spread,
+    /// The same step as a run computes it, before it was recorded. Null on the CPU, where recording waits for nothing; another device
+    /// is waited for at both ends of every span, and does nothing beside anything else meanwhile.
+    pub unrecorded_step_s: Option<Spread>,
+    /// The mean of those.
+    pub unrecorded_step_mean_s: Option<f64>,
     /// Tokens of all measured steps.
     pub tokens: usize,
     /// What the device reaches, measured before the steps.
     pub peaks: Peaks,
-    /// Operations of a step, the mean: what the kernels say that they did, and what the lengths of its documents ask for; where
-    /// kernels have no spans, both from the lengths.
+    /// Operations of a step, the mean: what the kernels say that they did, and what the lengths of its documents ask for.
     pub work: Work,
-    /// Operations that were performed, per second, as a share of the measured peak.
+    /// Operations that were performed, per second of the unrecorded steps where there are such, as a share of the measured peak.
     pub mfu_performed: f64,
     /// The same of those that the model asks for, with nothing computed twice.
     pub mfu_nominal: f64,
@@ -99,7 +103,7 @@ pub fn profile(
     let (mut trainer, steps, policies) = rehearsal.parts(&engine);
     let (records, run_steps) = (trainer.records, steps.len());
     let mut gates = StepGates::new(&config.gates, None);
-    let (mut recorded, mut work, mut tokens) = (Vec::new(), Work::default(), 0);
+    let (mut recorded, mut unrecorded_s, mut work, mut tokens) = (Vec::new(), Vec::new(), Work::default(), 0);
     let mut began = Instant::now();
     for number in 0..WARM_UP_STEPS + count {
         let step: &Step = &steps[number % steps.len()];
@@ -109,6 +113,12 @@ pub fn profile(
                 note(format_args!("{count} steps are measured, in about {}", duration(left)));
             }
             began = Instant::now();
+        }
+        if number >= WARM_UP_STEPS && name != "cpu" {
+            let started = Instant::now();
+            trainer.step(number as u64, step, &mut gates)?;
+            _ = device.sync();
+            unrecorded_s.push(started.elapsed().as_secs_f64());
         }
         let start = began.elapsed();
         let waits = device.clone();
@@ -144,12 +154,10 @@ pub fn profile(
         }
     }
     let told = recorded.iter().flat_map(|step: &Recorded| &step.spans).filter_map(|span| span.work);
-    let told_flop: usize = told.map(|work| work.flop).sum();
-    if told_flop > 0 {
-        work.performed_flop = told_flop as f64;
-    }
-    let seconds: Vec<f64> = recorded.iter().map(|step| (step.end - step.start).as_secs_f64()).collect();
-    let (steps, total): (f64, f64) = (seconds.len() as f64, seconds.iter().sum());
+    work.performed_flop = told.map(|work| work.flop).sum::<usize>() as f64;
+    let recorded_s: Vec<f64> = recorded.iter().map(|step| (step.end - step.start).as_secs_f64()).collect();
+    let as_in_a_run = if unrecorded_s.is_empty() { &recorded_s } else { &unrecorded_s };
+    let (steps, total): (f64, f64) = (recorded_s.len() as f64, as_in_a_run.iter().sum());
     let peak = peaks.weights_product_flops();
     let report = Report {
         source: Source::Measured,
@@ -157,7 +165,9 @@ pub fn profile(
         kernels_sha256: device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..]))),
         resolved,
         run_steps,
-        step_s: Spread::of(&seconds).expect("a step was measured"),
+        step_s: Spread::of(&recorded_s).expect("a step was measured"),
+        unrecorded_step_mean_s: (!unrecorded_s.is_empty()).then_some(total / steps),
+        unrecorded_step_s: Spread::of(&unrecorded_s),
         tokens,
         mfu_performed: work.performed_flop / total / peak,
         mfu_nominal: work.nominal_flop / total / peak,

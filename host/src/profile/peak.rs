@@ -3,16 +3,19 @@
 use crate::config::{Config, WeightDtype};
 use crate::model::adapter::tensor;
 use crate::plan::Spread;
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 use serde::Serialize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tunehost_kernels::linear::lora_linear;
 
-/// Rows, columns and depth of the product.
-const SIZE: usize = 2048;
-/// Bytes that are copied: more than any cache holds.
-const COPY_BYTES: usize = 256 << 20;
+/// Rows, columns and depth of the smallest and the largest product that are tried.
+const SIZES: [usize; 2] = [512, 4096];
+/// A product that takes so long is large enough: a larger one reaches no more, and a device that computes on a processor would take
+/// minutes for it.
+const LONG: Duration = Duration::from_millis(20);
+/// Bytes that are copied: with the copy more than a cache holds, and no more than every wgpu device takes as one tensor.
+const COPY_BYTES: usize = 128 << 20;
 /// Times that each is measured, after one that is not.
 const TIMES: usize = 7;
 
@@ -23,8 +26,8 @@ pub struct Peaks {
     pub f32_product_flops: Spread,
     /// The same with one matrix in bf16, where weights are kept so.
     pub bf16_product_flops: Option<Spread>,
-    /// Bytes read and written per second by a copy; null where the device's memory is not the process's.
-    pub copy_bytes_per_s: Option<Spread>,
+    /// Bytes read and written per second by a copy within the device's memory.
+    pub copy_bytes_per_s: Spread,
 }
 
 impl Peaks {
@@ -34,7 +37,10 @@ impl Peaks {
         Self {
             f32_product_flops: product(device, DType::F32),
             bf16_product_flops: (weights == WeightDtype::Bf16).then(|| product(device, DType::BF16)),
-            copy_bytes_per_s: (config.model.device == "cpu").then(copy),
+            copy_bytes_per_s: match &config.model.device[..] {
+                "cpu" => copy(),
+                _ => copy_on(device),
+            },
         }
     }
 
@@ -53,14 +59,23 @@ impl Peaks {
 }
 
 fn product(device: &Device, dtype: DType) -> Spread {
-    let values = || (0..SIZE * SIZE).map(|i| (i % 2017) as f32 / 1008.0 - 1.0).collect();
-    let x = tensor([SIZE, SIZE], values(), device);
-    let weight = tensor([SIZE, SIZE], values(), device).cast(dtype);
-    rate(2.0 * (SIZE as f64).powi(3), || {
-        let y = lora_linear(x.clone(), weight.clone(), None);
-        _ = device.sync();
-        drop(y);
-    })
+    let mut size = SIZES[0];
+    loop {
+        let values = || (0..size * size).map(|i| (i % 2017) as f32 / 1008.0 - 1.0).collect();
+        let x = tensor([size, size], values(), device);
+        let weight = tensor([size, size], values(), device).cast(dtype);
+        let call = || {
+            let y = lora_linear(x.clone(), weight.clone(), None);
+            _ = device.sync();
+            drop(y);
+        };
+        let flop = 2.0 * (size as f64).powi(3);
+        let rate = rate(flop, call);
+        if flop / rate.max > LONG.as_secs_f64() || size == SIZES[1] {
+            return rate;
+        }
+        size *= 2;
+    }
 }
 
 fn copy() -> Spread {
@@ -72,15 +87,24 @@ fn copy() -> Spread {
     })
 }
 
+/// Every value read, negated and written: what a kernel bound by the memory of the device reaches.
+fn copy_on(device: &Device) -> Spread {
+    let from = Tensor::<1>::ones([COPY_BYTES / size_of::<f32>()], device);
+    rate(2.0 * COPY_BYTES as f64, || {
+        let to = from.clone().neg();
+        _ = device.sync();
+        drop(to);
+    })
+}
+
 /// `amount` per second of each of some calls.
 fn rate(amount: f64, mut call: impl FnMut()) -> Spread {
+    call();
     let mut rates = Vec::with_capacity(TIMES);
-    for number in 0..=TIMES {
+    for _ in 0..TIMES {
         let started = Instant::now();
         call();
-        if number > 0 {
-            rates.push(amount / started.elapsed().as_secs_f64());
-        }
+        rates.push(amount / started.elapsed().as_secs_f64());
     }
     Spread::of(&rates).expect("it was measured")
 }

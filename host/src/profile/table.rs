@@ -14,7 +14,7 @@ pub struct Table {
     pub phases: Vec<PhaseRow>,
     /// The layers, by kind and phase.
     pub layers: Vec<LayerRow>,
-    /// The kernels, by kind of layer, the longest first; none where the device's kernels are not timed one by one.
+    /// The kernels, by kind of layer, the longest first.
     pub kernels: Vec<KernelRow>,
     /// Seconds of a step, the mean.
     pub step_mean_s: f64,

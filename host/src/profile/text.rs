@@ -15,13 +15,23 @@ impl Display for Report {
             step.n,
             group(self.tokens)
         )?;
-        let per_s = self.tokens as f64 / (step.n as f64 * self.table.step_mean_s);
-        writeln!(
-            out,
-            "a step takes {:.4} s, the mean, which every figure below is of; {} tokens/s; median {step} s",
-            self.table.step_mean_s,
-            group(per_s as usize)
-        )?;
+        let per_s = |mean_s: f64| group((self.tokens as f64 / (step.n as f64 * mean_s)) as usize);
+        let recorded_s = self.table.step_mean_s;
+        match (self.unrecorded_step_mean_s, self.unrecorded_step_s) {
+            (Some(mean_s), Some(spread)) => writeln!(
+                out,
+                "a step takes {mean_s:.4} s, the mean; {} tokens/s; median {spread} s\nrecorded it takes {recorded_s:.4} s, the mean, \
+                 which the times below are of; median {step} s: {} is waited for before and after every kernel, so that its time is \
+                 its own, and nothing runs beside anything else",
+                per_s(mean_s),
+                self.device
+            )?,
+            _ => writeln!(
+                out,
+                "a step takes {recorded_s:.4} s, the mean, which every figure below is of; {} tokens/s; median {step} s",
+                per_s(recorded_s)
+            )?,
+        }
         if self.run_steps < WARM_UP_STEPS + step.n {
             writeln!(out, "the run has {} steps: they were computed in turn", group(self.run_steps))?;
         }
@@ -30,7 +40,7 @@ impl Display for Report {
         for (what, spread, unit) in [
             ("f32 product", Some(peaks.f32_product_flops), "GFLOP/s"),
             ("bf16 product", peaks.bf16_product_flops, "GFLOP/s"),
-            ("copy", peaks.copy_bytes_per_s, "GB/s"),
+            ("copy", Some(peaks.copy_bytes_per_s), "GB/s"),
         ] {
             if let Some(spread) = spread {
                 let [median, min, max] = [spread.median, spread.min, spread.max].map(|rate| rate / 1e9);
@@ -57,13 +67,6 @@ impl Display for Report {
         writeln!(out, "\n{:<12} {:<12} {:>10} {TIMES}", "layers", "phase", "calls")?;
         for LayerRow { layers, phase, calls, time } in &self.table.layers {
             writeln!(out, "{layers:<12} {phase:<12} {calls:>10.1} {time}")?;
-        }
-        if self.table.kernels.is_empty() {
-            return write!(
-                out,
-                "\nkernels: no times, since {} is given them without waiting for each; phases and layers end when it is done",
-                self.device
-            );
         }
         write!(
             out,
@@ -110,11 +113,10 @@ impl Report {
             false => write!(out, " {:>9} {:>9} {:>7}", "", "", "")?,
         }
         write!(out, " {:>9.4} {:>7.1}", bytes / 1e9, bytes / time.s / 1e9)?;
-        match self.peaks.copy_bytes_per_s {
+        match bytes / time.s / self.peaks.copy_bytes_per_s.max {
             // Faster than memory: not all of it came from there.
-            Some(copy) if bytes / time.s > copy.max => write!(out, " {:>7}", "cache"),
-            Some(copy) => write!(out, " {:>6.1}%", 100.0 * bytes / time.s / copy.max),
-            None => Ok(()),
+            share if share > 1.0 => write!(out, " {:>7}", "cache"),
+            share => write!(out, " {:>6.1}%", 100.0 * share),
         }
     }
 }

@@ -8,9 +8,9 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_flex::FlexTensor;
 
-use super::{Attention, Heads, Isa, cpu};
+use super::{Attention, Heads, Isa, cpu, work};
 use crate::flex::{float_tensor, unwritten, zeros};
-use crate::trace::{self, Work};
+use crate::trace;
 
 /// The differentiable operation, dispatched at run time to the tensor's backend.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
@@ -64,17 +64,9 @@ fn heads(q: &FlexTensor, k: &FlexTensor) -> Heads {
     Heads { query: q.shape()[1], kv: k.shape()[1], dim: q.shape()[2] }
 }
 
-/// Two products forward; backward five, since the scores are computed again. As many values go in and out.
-fn work(products: usize, q: &FlexTensor, k: &FlexTensor, heads: Heads, attention: &Attention) -> Work {
-    let values = 2 * (q.shape().num_elements() + k.shape().num_elements());
-    let passes = if products > 2 { 2 } else { 1 };
-    Work::f32(products * 2 * attention.pairs() * heads.query * heads.dim, passes * values)
-}
-
 impl AttentionKernel for Flex {
     fn forward(q: FlexTensor, k: FlexTensor, v: FlexTensor, attention: &Attention) -> Output<Flex> {
         let heads = heads(&q, &k);
-        let _span = trace::kernel("windowed_attention", || work(2, &q, &k, heads, attention));
         let (q, k, v) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous());
         let mut out = unwritten(q.shape().num_elements());
         let mut lse = unwritten(q.shape()[0] * heads.query);
@@ -92,7 +84,6 @@ impl AttentionKernel for Flex {
         attention: &Attention,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let heads = heads(&q, &k);
-        let _span = trace::kernel("windowed_attention, backward", || work(5, &q, &k, heads, attention));
         let (q, k, v, dout) = (q.to_contiguous(), k.to_contiguous(), v.to_contiguous(), dout.to_contiguous());
         let output: Output<Flex> = Output { out: output.out.to_contiguous(), lse: output.lse.to_contiguous() };
         let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|input| zeros(input.shape().num_elements()));
@@ -148,7 +139,10 @@ impl<B: AttentionKernel> Backward<B, 3> for AttentionBackward {
         let q: FloatTensor<B> = checkpointer.retrieve_node_output(q);
         let k: FloatTensor<B> = checkpointer.retrieve_node_output(k);
         let v: FloatTensor<B> = checkpointer.retrieve_node_output(v);
+        let span =
+            trace::kernel("windowed_attention, backward", || work(5, q.shape().dims(), k.shape().dims(), &attention));
         let (dq, dk, dv) = B::backward(q, k, v, output, dout, &attention);
+        drop(span);
         for (parent, gradient) in ops.parents.into_iter().zip([dq, dk, dv]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, gradient);

@@ -16,6 +16,7 @@ mod simd;
 mod tile;
 
 use crate::Runtime;
+use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -100,6 +101,7 @@ pub fn windowed_attention(
 /// [`windowed_attention`], with what a second pass needs.
 pub fn windowed_attention_output(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, attention: &Attention) -> Output {
     check(&q, &k, &v, attention);
+    let _span = trace::kernel("windowed_attention", || work(2, q.dims(), k.dims(), attention));
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     let (out, lse) = Dispatch::windowed_attention(q, k, v, attention.clone());
     Output { out: Tensor::from_dispatch(out), lse: Tensor::from_dispatch(lse) }
@@ -123,6 +125,14 @@ pub fn windowed_attention_known(
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     let (out, lse) = (output.out.into_dispatch(), output.lse.into_dispatch());
     Tensor::from_dispatch(Dispatch::windowed_attention_known(q, k, v, out, lse, attention.clone()))
+}
+
+/// Two products forward; backward five, since the scores are computed again. As many values go in and out.
+fn work(products: usize, q: [usize; 3], k: [usize; 3], attention: &Attention) -> Work {
+    let [_, heads, dim] = q;
+    let values = 2 * (q.iter().product::<usize>() + k.iter().product::<usize>());
+    let passes = if products > 2 { 2 } else { 1 };
+    Work::f32(products * 2 * attention.pairs() * heads * dim, passes * values)
 }
 
 fn check(q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>, attention: &Attention) {

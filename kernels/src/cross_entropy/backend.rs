@@ -1,8 +1,7 @@
 //! Head and loss as operations of a burn backend.
 
-use super::{Head, IGNORED, cpu};
+use super::{Head, cpu};
 use crate::flex::{Packed, float_tensor, zeros};
-use crate::trace::{self, Work};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
 use burn_autodiff::Autodiff;
@@ -33,14 +32,6 @@ pub trait CrossEntropyOps: Backend {
     fn head_logits(hidden: FloatTensor<Self>, weight: FloatTensor<Self>, softcap: Option<f64>) -> FloatTensor<Self>;
 }
 
-/// `products` of the rows that have a target with the head.
-fn work(products: usize, hidden: &Packed, weight: &Packed, targets: &[i32]) -> Work {
-    let ([n, h], [classes, _]) = (hidden.dims(), weight.dims());
-    let trained = targets.iter().filter(|target| **target != IGNORED).count();
-    Work::f32(products * 2 * trained * h * classes, products * n * h)
-        .with_weight(h * classes, weight.weights().value_bytes())
-}
-
 impl CrossEntropyOps for Flex {
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,
@@ -49,7 +40,6 @@ impl CrossEntropyOps for Flex {
         head: Head,
     ) -> FloatTensor<Self> {
         let (hidden, weight) = (Packed::new(hidden), Packed::new(weight));
-        let _span = trace::kernel("linear_cross_entropy", || work(1, &hidden, &weight, &targets));
         let loss = cpu::linear_cross_entropy(hidden.f32(), weight.weights(), &targets, head, None);
         float_tensor(loss, [targets.len()])
     }
@@ -62,7 +52,6 @@ impl CrossEntropyOps for Flex {
         grad_scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (hidden, weight) = (Packed::new(hidden), Packed::new(weight));
-        let _span = trace::kernel("linear_cross_entropy and gradient", || work(2, &hidden, &weight, &targets));
         let mut d_hidden = zeros(hidden.f32().len());
         let gradient = cpu::Gradient { d_hidden: &mut d_hidden, scale: grad_scale as f32 };
         let loss = cpu::linear_cross_entropy(hidden.f32(), weight.weights(), &targets, head, Some(gradient));

@@ -12,6 +12,7 @@ pub mod reference;
 
 pub use backend::CrossEntropyOps;
 
+use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -74,6 +75,15 @@ pub fn linear_cross_entropy(
     if let Some(target) = targets.iter().find(|&&target| !valid(target)) {
         panic!("target {target} is neither {IGNORED} nor one of {classes} classes");
     }
+    let (name, products) = match want_grad {
+        true => ("linear_cross_entropy and gradient", 2),
+        false => ("linear_cross_entropy", 1),
+    };
+    let _span = trace::kernel(name, || {
+        let trained = targets.iter().filter(|target| **target != IGNORED).count();
+        Work::f32(products * 2 * trained * h * classes, products * n * h)
+            .with_weight(h * classes, weight.dtype().size())
+    });
     let head = Head { softcap, chunk_rows };
     let (hidden, weight) = (hidden.into_dispatch(), weight.into_dispatch());
     let (loss, d_hidden) = if want_grad {

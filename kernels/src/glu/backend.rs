@@ -4,7 +4,7 @@ use super::cpu;
 use crate::flex::{Packed, float_tensor};
 use crate::trace::{self, Work};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Flex, backend_extension};
+use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
@@ -27,7 +27,6 @@ pub trait GluOps: Backend {
 impl GluOps for Flex {
     fn geglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let (gate, up) = (Packed::new(gate), Packed::new(up));
-        let _span = trace::kernel("geglu", || Work::f32(0, 3 * gate.f32().len()));
         float_tensor(cpu::geglu(gate.f32(), up.f32()), gate.dims::<2>())
     }
 
@@ -37,7 +36,6 @@ impl GluOps for Flex {
         d_out: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (gate, up, d_out) = (Packed::new(gate), Packed::new(up), Packed::new(d_out));
-        let _span = trace::kernel("geglu, backward", || Work::f32(0, 5 * gate.f32().len()));
         let (d_gate, d_up) = cpu::geglu_backward(gate.f32(), up.f32(), d_out.f32());
         (float_tensor(d_gate, gate.dims::<2>()), float_tensor(d_up, gate.dims::<2>()))
     }
@@ -53,7 +51,9 @@ impl<B: GluOps> Backward<B, 2> for GegluBackward {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d_out = grads.consume::<B>(&ops.node);
         let (gate, up) = ops.state;
+        let span = trace::kernel("geglu, backward", || Work::f32(0, 5 * gate.shape().num_elements()));
         let (d_gate, d_up) = B::geglu_backward(gate, up, d_out);
+        drop(span);
         for (parent, gradient) in ops.parents.into_iter().zip([d_gate, d_up]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, gradient);

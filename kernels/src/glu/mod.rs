@@ -9,6 +9,7 @@ pub mod reference;
 
 pub use backend::GluOps;
 
+use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -18,6 +19,7 @@ use burn::tensor::Tensor;
 /// If the shapes differ.
 pub fn geglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     assert_eq!(gate.dims(), up.dims(), "gate and up differ in shape");
+    let _span = trace::kernel("geglu", || Work::f32(0, 3 * gate.shape().num_elements()));
     Tensor::from_dispatch(Dispatch::geglu(gate.into_dispatch(), up.into_dispatch()))
 }
 

@@ -1,10 +1,10 @@
 //! The linear layer as operations of a burn backend.
 
-use super::{Dropout, cpu};
+use super::{Dropout, cpu, work};
 use crate::flex::{Packed, float_tensor};
-use crate::trace::{self, Work};
+use crate::trace;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
+use burn::backend::{AutodiffBackend, Backend, Flex, TensorMetadata, backend_extension};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
@@ -65,21 +65,11 @@ fn adapter<'a>(a: &'a Packed, b: &'a Packed, scale: f64, dropout: Option<Dropout
     cpu::Adapter { a: a.f32(), b: b.f32(), rank, scale: scale as f32, dropout }
 }
 
-/// One product with the frozen weight and, times `low_rank`, those with A and B; of the gradients to them `x` is an input too.
-fn work(shape: cpu::Shape, weight: &Packed, rank: usize, low_rank: usize) -> Work {
-    let cpu::Shape { n, input, output } = shape;
-    let pair = low_rank * rank * (input + output);
-    let again = if low_rank > 1 { n * input } else { 0 };
-    let values = n * (input + output + rank) + pair + again;
-    Work::f32(2 * n * (input * output + pair), values).with_weight(input * output, weight.weights().value_bytes())
-}
-
 impl LinearOps for Flex {
     fn frozen_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, weight) = (Packed::new(x), Packed::new(weight));
         let ([n, input], [output, _]) = (x.dims(), weight.dims());
         let shape = cpu::Shape { n, input, output };
-        let _span = trace::kernel("lora_linear without adapter", || work(shape, &weight, 0, 0));
         let y = cpu::linear(x.f32(), weight.weights(), shape);
         float_tensor(y, [n, output])
     }
@@ -92,7 +82,6 @@ impl LinearOps for Flex {
         let (weight, d_y) = (Packed::new(weight), Packed::new(d_y));
         let ([n, output], [_, input]) = (d_y.dims(), weight.dims());
         let shape = cpu::Shape { n, input, output };
-        let _span = trace::kernel("lora_linear without adapter, backward", || work(shape, &weight, 0, 0));
         let d_x = cpu::linear_backward(weight.weights(), d_y.f32(), shape);
         float_tensor(d_x, [n, input])
     }
@@ -109,7 +98,6 @@ impl LinearOps for Flex {
         let ([n, input], [output, _]) = (x.dims(), weight.dims());
         let adapter = adapter(&a, &b, scale, dropout);
         let shape = cpu::Shape { n, input, output };
-        let _span = trace::kernel("lora_linear", || work(shape, &weight, adapter.rank, 1));
         let (y, inner) = cpu::lora_linear(x.f32(), weight.weights(), &adapter, shape);
         (float_tensor(y, [n, output]), float_tensor(inner, [n, adapter.rank]))
     }
@@ -143,7 +131,6 @@ impl LinearOps for Flex {
         let adapter = adapter(&a, &b, scale, dropout);
         let rank = adapter.rank;
         let shape = cpu::Shape { n, input, output };
-        let _span = trace::kernel("lora_linear, backward", || work(shape, &weight, rank, 2));
         let (d_x, d_a, d_b) =
             cpu::lora_linear_backward(x.f32(), weight.weights(), &adapter, inner.f32(), d_y.f32(), shape);
         (float_tensor(d_x, [n, input]), float_tensor(d_a, [rank, input]), float_tensor(d_b, [output, rank]))
@@ -160,7 +147,13 @@ impl<B: LinearOps> Backward<B, 1> for LinearBackward {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d_y = grads.consume::<B>(&ops.node);
         if let [Some(x)] = ops.parents {
-            grads.register::<B>(x.id, B::frozen_linear_backward(ops.state, d_y));
+            let weight = ops.state;
+            let span = trace::kernel("lora_linear without adapter, backward", || {
+                work(d_y.shape()[0], weight.shape().dims(), weight.dtype(), 0, 0)
+            });
+            let d_x = B::frozen_linear_backward(weight, d_y);
+            drop(span);
+            grads.register::<B>(x.id, d_x);
         }
     }
 }
@@ -185,7 +178,11 @@ impl<B: LinearOps> Backward<B, 3> for LoraLinearBackward {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d_y = grads.consume::<B>(&ops.node);
         let LoraLinearState { x, weight, a, b, inner, scale, dropout } = ops.state;
+        let span = trace::kernel("lora_linear, backward", || {
+            work(d_y.shape()[0], weight.shape().dims(), weight.dtype(), a.shape()[0], 2)
+        });
         let (d_x, d_a, d_b) = B::lora_linear_backward(x, weight, a, b, inner, d_y, scale, dropout);
+        drop(span);
         for (parent, gradient) in ops.parents.into_iter().zip([d_x, d_a, d_b]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, gradient);

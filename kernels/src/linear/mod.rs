@@ -10,8 +10,9 @@ pub mod reference;
 pub use backend::LinearOps;
 
 use crate::Runtime;
+use crate::trace::{self, Work};
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 /// Dropout on the adapter's input. Which elements are dropped is a function of the seed and the element's place alone, so
 /// a recomputed forward pass drops the same ones and no mask is stored.
@@ -70,6 +71,9 @@ pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -
 
 /// [`lora_linear`], with what a second pass needs.
 pub fn lora_linear_output(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -> Output {
+    let (name, rank) =
+        adapter.map_or(("lora_linear without adapter", 0), |adapter| ("lora_linear", adapter.a.dims()[0]));
+    let _span = trace::kernel(name, || work(x.dims()[0], weight.dims(), weight.dtype(), rank, 1));
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     match adapter {
         None => Output { y: Tensor::from_dispatch(Dispatch::frozen_linear(x, weight)), inner: None },
@@ -79,6 +83,15 @@ pub fn lora_linear_output(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adap
             Output { y: Tensor::from_dispatch(y), inner: Some(Tensor::from_dispatch(inner)) }
         }
     }
+}
+
+/// One product of `n` rows with the frozen weight and, times `low_rank`, those with A and B; of the gradients to them `x` is an
+/// input too.
+fn work(n: usize, [output, input]: [usize; 2], weight: DType, rank: usize, low_rank: usize) -> Work {
+    let pair = low_rank * rank * (input + output);
+    let again = if low_rank > 1 { n * input } else { 0 };
+    let values = n * (input + output + rank) + pair + again;
+    Work::f32(2 * n * (input * output + pair), values).with_weight(input * output, weight.size())
 }
 
 /// [`lora_linear`] whose `output` is known: only its gradients are still computed.

@@ -1,10 +1,10 @@
 //! Router and experts as operations of a burn backend.
 
-use super::cpu;
+use super::{cpu, work};
 use crate::flex::{Packed, float_tensor, int_tensor};
 use crate::trace::{self, Work};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{AutodiffBackend, Backend, Flex, backend_extension};
+use burn::backend::{AutodiffBackend, Backend, Flex, TensorMetadata, backend_extension};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
@@ -64,14 +64,6 @@ fn bank<'a>(gate_up: &'a Packed, down: &'a Packed) -> cpu::Bank<'a> {
     cpu::Bank { gate_up: gate_up.weights(), down: down.weights(), count, hidden, intermediate }
 }
 
-/// `products` with the weights of the chosen experts; the weights of all are read once, and `rows` rows go in and out.
-fn work(products: usize, rows: usize, x: &Packed, experts: &Packed, bank: &cpu::Bank) -> Work {
-    let ([n, hidden], [_, top_k]) = (x.dims(), experts.dims());
-    let values = bank.count * 3 * bank.hidden * bank.intermediate;
-    let flop = products * 2 * n * top_k * hidden * bank.intermediate;
-    Work::f32(flop, rows * n * hidden).with_weight(values, bank.gate_up.value_bytes())
-}
-
 impl MoeOps for Flex {
     fn moe_route(
         logits: FloatTensor<Self>,
@@ -79,8 +71,7 @@ impl MoeOps for Flex {
         top_k: usize,
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
         let (logits, scale) = (Packed::new(logits), Packed::new(per_expert_scale));
-        let [n, count] = logits.dims();
-        let _span = trace::kernel("moe_experts, routing", || Work::f32(0, n * (count + 2 * top_k)));
+        let [n, _] = logits.dims();
         let (weights, experts) = cpu::route(logits.f32(), scale.f32(), top_k);
         (float_tensor(weights, [n, top_k]), int_tensor(experts, [n, top_k]))
     }
@@ -93,9 +84,7 @@ impl MoeOps for Flex {
     ) -> FloatTensor<Self> {
         let (logits, scale) = (Packed::new(logits), Packed::new(per_expert_scale));
         let (experts, d_weights) = (Packed::new(experts), Packed::new(d_weights));
-        let [n, top_k] = experts.dims();
-        let [_, count] = logits.dims();
-        let _span = trace::kernel("moe_experts, routing, backward", || Work::f32(0, n * (2 * count + 2 * top_k)));
+        let [_, top_k] = experts.dims();
         let d_logits = cpu::route_backward(logits.f32(), scale.f32(), experts.i32(), d_weights.f32(), top_k);
         float_tensor(d_logits, logits.dims::<2>())
     }
@@ -112,7 +101,6 @@ impl MoeOps for Flex {
         let [_, top_k] = experts.dims();
         let choice = cpu::Choice { weights: weights.f32(), experts: experts.i32(), top_k };
         let bank = bank(&gate_up, &down);
-        let _span = trace::kernel("moe_experts", || work(3, 2, &x, &experts, &bank));
         float_tensor(cpu::experts(x.f32(), choice, bank), x.dims::<2>())
     }
 
@@ -140,8 +128,6 @@ impl MoeOps for Flex {
         let [_, top_k] = experts.dims();
         let choice = cpu::Choice { weights: weights.f32(), experts: experts.i32(), top_k };
         let bank = bank(&gate_up, &down);
-        // gate and up are computed again
-        let _span = trace::kernel("moe_experts, backward", || work(5, 3, &x, &experts, &bank));
         let (d_x, d_weights) = cpu::experts_backward(x.f32(), choice, bank, d_out.f32());
         (float_tensor(d_x, x.dims::<2>()), float_tensor(d_weights, weights.dims::<2>()))
     }
@@ -164,7 +150,13 @@ impl<B: MoeOps> Backward<B, 1> for RouteBackward {
         let d_weights = grads.consume::<B>(&ops.node);
         let RouteState { logits, per_expert_scale, experts } = ops.state;
         if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, B::moe_route_backward(logits, per_expert_scale, experts, d_weights));
+            let span = trace::kernel("moe_experts, routing, backward", || {
+                let ([n, count], [_, top_k]) = (logits.shape().dims(), experts.shape().dims());
+                Work::f32(0, n * (2 * count + 2 * top_k))
+            });
+            let d_logits = B::moe_route_backward(logits, per_expert_scale, experts, d_weights);
+            drop(span);
+            grads.register::<B>(parent.id, d_logits);
         }
     }
 }
@@ -187,7 +179,12 @@ impl<B: MoeOps> Backward<B, 2> for ExpertsBackward {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d_out = grads.consume::<B>(&ops.node);
         let ExpertsState { x, weights, experts, gate_up, down } = ops.state;
+        // gate and up are computed again
+        let span = trace::kernel("moe_experts, backward", || {
+            work(5, 3, experts.shape().dims(), down.shape().dims(), down.dtype())
+        });
         let (d_x, d_weights) = B::moe_experts_backward(x, weights, experts, gate_up, down, d_out);
+        drop(span);
         for (parent, gradient) in ops.parents.into_iter().zip([d_x, d_weights]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, gradient);

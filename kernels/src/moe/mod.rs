@@ -9,8 +9,9 @@ pub mod reference;
 pub use backend::MoeOps;
 
 use crate::Runtime;
+use crate::trace::{self, Work};
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 /// Sizes of a call of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +62,10 @@ pub struct Routing {
 /// # Panics
 /// If the shapes do not fit together or `top_k` is not in `1..=e`.
 pub fn route(logits: Tensor<2>, per_expert_scale: Tensor<1>, top_k: usize) -> Routing {
-    let [_, experts] = logits.dims();
+    let [n, experts] = logits.dims();
     assert_eq!(per_expert_scale.dims(), [experts], "one scale for each expert");
     assert!((1..=experts).contains(&top_k), "top_k must be in 1..={experts}, not {top_k}");
+    let _span = trace::kernel("moe_experts, routing", || Work::f32(0, n * (experts + 2 * top_k)));
     let (weights, experts) = Dispatch::moe_route(logits.into_dispatch(), per_expert_scale.into_dispatch(), top_k);
     Routing { weights: Tensor::from_dispatch(weights), experts: Tensor::from_dispatch(experts) }
 }
@@ -78,6 +80,7 @@ pub fn route(logits: Tensor<2>, per_expert_scale: Tensor<1>, top_k: usize) -> Ro
 /// If the shapes do not fit together or the routing names an expert that does not exist.
 pub fn experts(x: Tensor<2>, routing: &Routing, gate_up: Tensor<3>, down: Tensor<3>) -> Tensor<2> {
     check(&x, routing, &gate_up, &down);
+    let _span = trace::kernel("moe_experts", || work(3, 2, routing.experts.dims(), down.dims(), down.dtype()));
     Tensor::from_dispatch(Dispatch::moe_experts(
         x.into_dispatch(),
         routing.weights.clone().into_dispatch(),
@@ -85,6 +88,18 @@ pub fn experts(x: Tensor<2>, routing: &Routing, gate_up: Tensor<3>, down: Tensor
         gate_up.into_dispatch(),
         down.into_dispatch(),
     ))
+}
+
+/// `products` with the weights of the chosen experts; the weights of all are read once, and `rows` rows go in and out for a token.
+fn work(
+    products: usize,
+    rows: usize,
+    [n, top_k]: [usize; 2],
+    [count, hidden, intermediate]: [usize; 3],
+    weights: DType,
+) -> Work {
+    let flop = products * 2 * n * top_k * hidden * intermediate;
+    Work::f32(flop, rows * n * hidden).with_weight(count * 3 * hidden * intermediate, weights.size())
 }
 
 /// [`experts`] whose output `out` `[n, h]` is known from an earlier pass over the same inputs: only its gradients are

@@ -53,8 +53,6 @@ pub trait RmsNormKernel: Backend {
 
 impl RmsNormKernel for Flex {
     fn forward(x: FlexTensor, weight: Option<FlexTensor>, eps: f64, residual: Option<(FlexTensor, f32)>) -> FlexTensor {
-        let rows = if residual.is_some() { 3 } else { 2 };
-        let _span = trace::kernel("rms_norm", || Work::f32(0, rows * x.shape().num_elements()));
         let (x, weight) = (x.to_contiguous(), weight.map(|w| w.to_contiguous()));
         let residual = residual.map(|(values, scale)| (values.to_contiguous(), scale));
         let residual = residual.as_ref().map(|(values, scale)| Residual { values: values.storage(), scale: *scale });
@@ -64,7 +62,6 @@ impl RmsNormKernel for Flex {
     }
 
     fn backward(x: FlexTensor, weight: Option<FlexTensor>, dy: FlexTensor, eps: f64, scale: f32) -> FlexTensor {
-        let _span = trace::kernel("rms_norm, backward", || Work::f32(0, 3 * x.shape().num_elements()));
         let (x, weight) = (x.to_contiguous(), weight.map(|w| w.to_contiguous()));
         let dy = dy.to_contiguous();
         let mut dx = unwritten(x.shape().num_elements());
@@ -88,6 +85,17 @@ impl RmsNormOps for Flex {
     }
 }
 
+fn pulled_back<B: RmsNormKernel>(
+    x: FloatTensor<B>,
+    weight: Option<FloatTensor<B>>,
+    dy: FloatTensor<B>,
+    eps: f64,
+    scale: f32,
+) -> FloatTensor<B> {
+    let _span = trace::kernel("rms_norm, backward", || Work::f32(0, 3 * x.shape().num_elements()));
+    B::backward(x, weight, dy, eps, scale)
+}
+
 #[derive(Debug)]
 struct RmsNormBackward;
 
@@ -99,7 +107,7 @@ impl<B: RmsNormKernel> Backward<B, 1> for RmsNormBackward {
         let (x, weight, eps) = ops.state;
         let x: FloatTensor<B> = checkpointer.retrieve_node_output(x);
         if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, B::backward(x, weight, dy, eps, 1.0));
+            grads.register::<B>(parent.id, pulled_back::<B>(x, weight, dy, eps, 1.0));
         }
     }
 }
@@ -116,7 +124,7 @@ impl<B: RmsNormKernel> Backward<B, 2> for RmsNormResidualBackward {
         let x: FloatTensor<B> = checkpointer.retrieve_node_output(x);
         let [x_parent, residual] = ops.parents;
         if let Some(parent) = x_parent {
-            grads.register::<B>(parent.id, B::backward(x, Some(weight), dy.clone(), eps, scale));
+            grads.register::<B>(parent.id, pulled_back::<B>(x, Some(weight), dy.clone(), eps, scale));
         }
         if let Some(parent) = residual {
             let d_residual = if scale == 1.0 { dy } else { B::float_mul_scalar(dy, scale.into()) };

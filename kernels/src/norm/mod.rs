@@ -6,6 +6,7 @@ pub mod cpu;
 mod cube;
 pub mod reference;
 
+use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -20,6 +21,7 @@ pub use backend::{RmsNormKernel, RmsNormOps};
 /// If the weight's length is not `dim`, or on a dtype other than f32.
 pub fn rms_norm(x: Tensor<2>, weight: Option<Tensor<1>>, eps: f64) -> Tensor<2> {
     let [_, dim] = x.dims();
+    let _span = trace::kernel("rms_norm", || Work::f32(0, 2 * x.shape().num_elements()));
     Tensor::from_dispatch(match weight {
         Some(weight) => {
             assert_eq!(weight.dims(), [dim], "rms_norm: the weight has one value per column of x");
@@ -40,6 +42,7 @@ pub fn rms_norm_residual(x: Tensor<2>, weight: Tensor<1>, eps: f64, residual: Te
     let [rows, dim] = x.dims();
     assert_eq!(weight.dims(), [dim], "rms_norm_residual: the weight has one value per column of x");
     assert_eq!(residual.dims(), [rows, dim], "rms_norm_residual: the residual has the shape of x");
+    let _span = trace::kernel("rms_norm", || Work::f32(0, 3 * rows * dim));
     let (x, weight, residual) = (x.into_dispatch(), weight.into_dispatch(), residual.into_dispatch());
     Tensor::from_dispatch(Dispatch::rms_norm_residual(x, weight, residual, eps, scale))
 }

@@ -51,7 +51,6 @@ pub trait RopeKernel: Backend {
 
 impl RopeKernel for Flex {
     fn rotate(x: FlexTensor, cos: FlexTensor, sin: FlexTensor, direction: Direction) -> FlexTensor {
-        let _span = trace::kernel("rope", || Work::f32(0, 2 * x.shape().num_elements()));
         let (x, cos, sin) = (x.to_contiguous(), cos.to_contiguous(), sin.to_contiguous());
         let mut y = unwritten(x.shape().num_elements());
         cpu::rotate(x.storage(), angles(&x, &cos, &sin), direction, &mut y);
@@ -69,7 +68,6 @@ impl RopeOps for Flex {
     }
 
     fn rms_norm_rope(x: FlexTensor, weight: FlexTensor, cos: FlexTensor, sin: FlexTensor, eps: f64) -> FlexTensor {
-        let _span = trace::kernel("rope with rms_norm", || Work::f32(0, 2 * x.shape().num_elements()));
         let [x, weight, cos, sin] = [x, weight, cos, sin].map(|tensor| tensor.to_contiguous());
         let mut y = unwritten(x.shape().num_elements());
         let norm = Norm { weight: weight.storage(), eps };
@@ -85,7 +83,6 @@ impl RopeOps for Flex {
         dy: FlexTensor,
         eps: f64,
     ) -> FlexTensor {
-        let _span = trace::kernel("rope with rms_norm, backward", || Work::f32(0, 3 * x.shape().num_elements()));
         let [x, weight, cos, sin, dy] = [x, weight, cos, sin, dy].map(|tensor| tensor.to_contiguous());
         let mut dx = unwritten(x.shape().num_elements());
         let norm = Norm { weight: weight.storage(), eps };
@@ -104,7 +101,10 @@ impl<B: RopeKernel> Backward<B, 1> for RopeBackward {
         let dy = grads.consume::<B>(&ops.node);
         let (cos, sin) = ops.state;
         if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, B::rotate(dy, cos, sin, Direction::Backward));
+            let span = trace::kernel("rope, backward", || Work::f32(0, 2 * dy.shape().num_elements()));
+            let dx = B::rotate(dy, cos, sin, Direction::Backward);
+            drop(span);
+            grads.register::<B>(parent.id, dx);
         }
     }
 }
@@ -129,7 +129,10 @@ impl<B: RopeOps> Backward<B, 1> for NormRopeBackward {
         let NormRopeState { x, weight, cos, sin, eps } = ops.state;
         let x: FloatTensor<B> = checkpointer.retrieve_node_output(x);
         if let [Some(parent)] = ops.parents {
-            grads.register::<B>(parent.id, B::rms_norm_rope_backward(x, weight, cos, sin, dy, eps));
+            let span = trace::kernel("rope with rms_norm, backward", || Work::f32(0, 3 * dy.shape().num_elements()));
+            let dx = B::rms_norm_rope_backward(x, weight, cos, sin, dy, eps);
+            drop(span);
+            grads.register::<B>(parent.id, dx);
         }
     }
 }

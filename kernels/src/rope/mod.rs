@@ -9,6 +9,7 @@ pub mod reference;
 
 use std::fmt;
 
+use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -141,6 +142,7 @@ pub fn rope(x: Tensor<3>, table: &RopeTable) -> Tensor<3> {
     let [tokens, _, head_dim] = x.dims();
     assert_eq!(table.dims(), [tokens, head_dim / 2], "rope: the table does not fit x [{tokens}, _, {head_dim}]");
     let (cos, sin) = (table.cos.clone().into_dispatch(), table.sin.clone().into_dispatch());
+    let _span = trace::kernel("rope", || Work::f32(0, 2 * x.shape().num_elements()));
     Tensor::from_dispatch(Dispatch::rope(x.into_dispatch(), cos, sin))
 }
 
@@ -155,5 +157,6 @@ pub fn rms_norm_rope(x: Tensor<3>, weight: Tensor<1>, eps: f64, table: &RopeTabl
     assert_eq!(table.dims(), [tokens, head_dim / 2], "rope: the table does not fit x [{tokens}, _, {head_dim}]");
     assert_eq!(weight.dims(), [head_dim], "rms_norm_rope: the weight has one value per column of a head");
     let (cos, sin) = (table.cos.clone().into_dispatch(), table.sin.clone().into_dispatch());
+    let _span = trace::kernel("rope with rms_norm", || Work::f32(0, 2 * x.shape().num_elements()));
     Tensor::from_dispatch(Dispatch::rms_norm_rope(x.into_dispatch(), weight.into_dispatch(), cos, sin, eps))
 }
