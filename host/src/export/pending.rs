@@ -5,11 +5,10 @@ use crate::error::{Error, Result};
 use crate::report::{bytes, note};
 use crate::run::atomic::{folder_of, leftovers, make_beside, sync_folder};
 use crate::run::machine::free_disk_bytes;
-use crate::run::signal::hang_up_is_ignored;
+use crate::run::signal;
 use safetensors::{Dtype, SafeTensorError, View};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
-use signal_hook::{flag, low_level};
+use signal_hook::low_level;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -62,10 +61,8 @@ impl PendingFolder {
     /// `io::signal`.
     pub fn remove_on_signal(&self) -> Result<()> {
         let failed = |e| Error::new("io::signal", format!("cannot handle signals: {e}")).source(e);
-        let hang_up = (!hang_up_is_ignored()).then_some(SIGHUP);
-        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up)).map_err(failed)?;
-        // A write beyond the limit of file sizes fails then, instead of ending the process without a word.
-        flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
+        let mut signals = Signals::new(signal::ending()).map_err(failed)?;
+        signal::let_large_writes_fail().map_err(failed)?;
         let (temporary, place, ending) = (self.temporary.clone(), self.place.clone(), self.ending.clone());
         let end = move || {
             let Some(signal) = signals.forever().next() else { return };

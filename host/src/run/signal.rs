@@ -35,13 +35,10 @@ impl StopRequest {
         // A byte for each SIGINT, so that two that come at once are two.
         let (mut interrupts, sender) = UnixStream::pair()?;
         low_level::pipe::register(SIGINT, sender)?;
-        flag::register(SIGINT, self.flag.clone())?;
-        flag::register(SIGTERM, self.flag.clone())?;
-        // A write beyond the limit of file sizes fails then, instead of ending the process without a word.
-        flag::register(SIGXFSZ, Arc::default())?;
-        if !hang_up_is_ignored() {
-            flag::register(SIGHUP, self.flag.clone())?;
+        for signal in ending() {
+            flag::register(signal, self.flag.clone())?;
         }
+        let_large_writes_fail()?;
         let stop = self.clone();
         thread::Builder::new().name("signals".into()).spawn(move || {
             let mut first = true;
@@ -72,8 +69,19 @@ impl StopRequest {
     }
 }
 
+/// The signals that ask this process to end.
+pub(crate) fn ending() -> impl Iterator<Item = i32> {
+    let hang_up = (!hang_up_is_ignored()).then_some(SIGHUP);
+    [SIGINT, SIGTERM].into_iter().chain(hang_up)
+}
+
+/// Lets a write beyond the limit of file sizes fail, instead of ending the process without a word.
+pub(crate) fn let_large_writes_fail() -> std::io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
+
 /// Whether this process was started to outlive its terminal, as by `nohup`; where that is not known, it is left as it was.
-pub(crate) fn hang_up_is_ignored() -> bool {
+fn hang_up_is_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     ignored.is_none_or(|signals| signals & (1 << (SIGHUP - 1)) != 0)
