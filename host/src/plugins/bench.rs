@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::check::inputs;
@@ -11,17 +12,26 @@ use super::{
     Sampler, StepInfo,
 };
 use crate::error::Result;
+use crate::model::lora::group;
+use crate::plan::Spread;
 
 /// Steps after which a scheduler is asked.
 const SCHEDULER_CALLS: u32 = 100_000;
 
-/// A call and its median duration.
-#[derive(Debug, Clone)]
+/// A call and how long it took.
+#[derive(Debug, Clone, Serialize)]
 pub struct Measurement {
     /// What was called.
     pub what: String,
-    /// Median over its repetitions, or mean of many quick calls.
-    pub duration: Duration,
+    /// Of its repetitions; of many quick calls, one mean.
+    pub us: Spread,
+}
+
+impl Measurement {
+    fn of(what: &str, durations: &[Duration]) -> Self {
+        let us: Vec<f64> = durations.iter().map(|duration| duration.as_secs_f64() * 1e6).collect();
+        Self { what: what.into(), us: Spread::of(&us).expect("it was called") }
+    }
 }
 
 /// Measure a plugin with the settings `config`, or the least that fit its schema. Its code is compiled and cached first.
@@ -76,7 +86,8 @@ fn scheduler(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measureme
             loss: 2.5,
         })?;
     }
-    measured.push(Measurement { what: "after-step".into(), duration: start.elapsed() / SCHEDULER_CALLS });
+    let what = format!("after-step, mean of {}", group(SCHEDULER_CALLS as usize));
+    measured.push(Measurement::of(&what, &[start.elapsed() / SCHEDULER_CALLS]));
     Ok(measured)
 }
 
@@ -97,7 +108,7 @@ fn filter(plugin: &PluginRef, config: Option<&Value>) -> Result<Vec<Measurement>
     // Fifty such corpora, one after the other: what a million records cost without holding them all.
     let start = Instant::now();
     (0..50).try_for_each(|_| judge())?;
-    measured.push(Measurement { what: "filter 1,000,000 records".into(), duration: start.elapsed() });
+    measured.push(Measurement::of("filter 1,000,000 records", &[start.elapsed()]));
     Ok(measured)
 }
 
@@ -127,16 +138,16 @@ fn median(what: &str, repetitions: usize, mut call: impl FnMut() -> Result<()>) 
         call()?;
         durations.push(start.elapsed());
     }
-    durations.sort_unstable();
-    Ok(Measurement { what: what.into(), duration: durations[repetitions / 2] })
+    Ok(Measurement::of(what, &durations))
 }
 
 /// The measurements as aligned lines.
 pub fn text(measured: &[Measurement]) -> String {
-    measured.iter().map(|m| format!("{:24} {:>12}\n", m.what, format!("{:.2?}", m.duration))).collect()
+    let line = |m: &Measurement| format!("{:28} {} us\n", m.what, m.us);
+    format!("measured: median (least to most, n)\n{}", measured.iter().map(line).collect::<String>())
 }
 
 /// The measurements as a JSON array of objects.
 pub fn json(measured: &[Measurement]) -> Value {
-    measured.iter().map(|m| json!({"what": m.what, "microseconds": m.duration.as_secs_f64() * 1e6})).collect()
+    json!(measured)
 }
