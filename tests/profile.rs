@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{accounted::assert_accounted, fails, ok, short};
+use common::{accounted::assert_accounted, fails, ok, short, signalled, tunehost};
 use serde_json::Value;
 use std::fs;
 
@@ -46,4 +46,21 @@ fn the_tables_sum_to_the_step_and_count_the_work_that_the_plan_counts() {
     let nowhere = dir.path().join("no-folder/trace.json");
     let said = fails(&[&["profile", &config, "--trace", nowhere.to_str().unwrap()], &wide[..]].concat(), 8);
     assert!(said.contains("no-folder") && !said.contains("trace.json"), "{said}");
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = short::config(dir.path(), "").display().to_string();
+    let trace = dir.path().join("trace.json").display().to_string();
+    let (profile, bench) =
+        (["profile", &config, "--steps", "1000000", "--trace", &trace], ["bench", &config, "--times", "1000000"]);
+    for (command, list) in [(&profile[..], "phases"), (&bench[..], "rows")] {
+        let out = signalled("INT", 3.0, tunehost(&[command, &["--json"]].concat()));
+        assert_eq!(out.status.code(), Some(0), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+        let report: Value = serde_json::from_slice(&out.stdout).expect("whole");
+        assert!(!report[list].as_array().unwrap().is_empty(), "{report}");
+    }
+    let events: Value = serde_json::from_slice(&fs::read(&trace).unwrap()).expect("whole");
+    assert!(events["traceEvents"][0]["name"] == "step 1", "{events}");
 }

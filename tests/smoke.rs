@@ -74,6 +74,7 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     assert!(shapes[2]["why"].as_str().unwrap().contains("memory allocation of"), "{}", shapes[2]);
     let residuals = smoke["fit"]["residuals"].as_array().unwrap();
     assert_eq!(residuals.len(), 2);
+    assert!(stdout.contains("not to be trusted: two coefficients through n = 2 widths"), "{stdout}");
     let [fastest, median, slowest] = [0, 1, 2].map(|at| smoke["prediction"]["epoch_s"][at].as_f64().unwrap());
     assert!(0.0 < fastest && fastest <= median && median <= slowest, "{}", smoke["prediction"]);
 
@@ -82,11 +83,31 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     assert!(said.contains("gate::smoke") && said.contains("1 x 16384 ran out of memory"), "{said}");
     assert!(said.contains("small.smoke.json") && said.contains("--set gates.smoke=warn"), "{said}");
     assert!(!dir.path().join("runs/small-001").exists());
+    // `bench` says whether it measures with the kernels that smoke measured with.
+    let bench = |more: &[&str]| -> Value {
+        let args = ["bench", &config, "--times", "1", "--json", "--set", "data.max_seq_len=100"];
+        serde_json::from_str(&ok(&[&args[..], more].concat())).unwrap()
+    };
+    let (same, other) = (bench(&[]), bench(&["--set", "model.weights=bf16"]));
+    assert!(same["smoke"]["same"] == true && same["smoke"]["kernels_sha256"] == same["kernels_sha256"], "{same}");
+    assert_eq!(smoke["fingerprint"]["kernels_sha256"], same["kernels_sha256"]);
+    assert!(other["smoke"]["same"] == false && other["smoke"]["kernels_sha256"] != other["kernels_sha256"], "{other}");
     // Shorter records are none of that shape, and were seen to fit.
     let short = ["--set", "data.max_seq_len=100", "--set", "train.max_steps=1"];
     ok(&[&["run", &config], &short[..]].concat());
     let gate = &provenance(&dir.path().join("runs/small-001"))["gates"]["smoke"];
     assert!(gate["verdict"] == "passed" && gate["found"].as_str().unwrap().contains("100 tokens"), "{gate}");
+
+    // A gate that only warns lets through what it would have stopped.
+    let mut failed = smoke.clone();
+    failed["shapes"][0]["outcome"] = json!("crashed");
+    fs::write(&path, failed.to_string()).unwrap();
+    assert!(fails(&[&["run", &config], &short[..]].concat(), 7).contains("gate::smoke"));
+    let warned = tunehost(&[&["run", &config, "--set", "gates.smoke=warn"], &short[..]].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&warned.stderr);
+    assert!(warned.status.success() && said.contains("gate smoke") && said.contains("crashed"), "{said}");
+    assert_eq!(provenance(&dir.path().join("runs/small-002"))["gates"]["smoke"]["verdict"], "warned");
+    fs::write(&path, smoke.to_string()).unwrap();
 
     // `plan` takes its time from it, and says which checkpoints that makes.
     let plan =
@@ -100,6 +121,7 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     // Measurements of another model, or of nothing, are said and not used.
     let stale = plan(&["--set", "lora.rank=8"]);
     let why = stale["measured"]["unused"].as_str().unwrap();
+    assert!(planned["schedules"][1]["at"].as_str().unwrap().ends_with("whose fit is not to be trusted"));
     assert!(why.contains("lora.rank was 16, is 8") && stale["schedules"] == json!([]), "{stale:#}");
     let other = tunehost(&[&["run", &config, "--set", "lora.rank=8"], &short[..]].concat()).output().unwrap();
     let said = String::from_utf8_lossy(&other.stderr);

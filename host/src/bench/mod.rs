@@ -10,11 +10,13 @@ use crate::model::config::{LayerConfig, TextConfig};
 use crate::model::gemma4;
 use crate::model::lora::{LoraPlan, group};
 use crate::model::rng::SplitMix64;
-use crate::plan::{Source, Spread};
+use crate::plan::Spread;
 use crate::plugins::{PlanRequest, StepInfo};
+use crate::profile::Setting;
 use crate::run::clock::unix_ms_now;
 use crate::run::folder::PROVENANCE;
 use crate::run::provenance::Provenance;
+use crate::smoke::{self, Smoke};
 use crate::train::batch::Batch;
 use crate::train::engine::Gradients;
 use crate::train::optimizer::{AdamW, global_norm};
@@ -23,7 +25,7 @@ use burn::tensor::{DType, Device, Tensor};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tunehost_kernels::attention::windowed_attention_output;
 use tunehost_kernels::cotangent::pull_back;
@@ -36,22 +38,32 @@ use tunehost_kernels::{moe, trace};
 /// What the parts of a run's steps take.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Of times; operations and bytes are computed from shapes.
-    pub source: Source,
-    /// Where it ran.
-    pub device: String,
-    /// What every kernel resolves to there.
-    pub resolved: BTreeMap<&'static str, String>,
-    /// Hash of that, as a run's provenance has it.
-    pub kernels_sha256: String,
+    /// On what.
+    #[serde(flatten)]
+    pub setting: Setting,
     /// The run whose kernels were found to be the same; null where none was named.
     pub same_as_run: Option<String>,
+    /// Whether the kernels are those of what `tunehost smoke` kept of the configuration; null where there is nothing.
+    pub smoke: Option<SmokeKernels>,
     /// The micro-batches.
     pub shapes: Vec<Shape>,
     /// Whether a signal ended it: then only its first parts were measured.
     pub stopped: bool,
     /// What was measured.
     pub rows: Vec<Row>,
+}
+
+/// The kernels that `tunehost smoke` measured with.
+#[derive(Debug, Serialize)]
+pub struct SmokeKernels {
+    /// The file that says so.
+    pub path: PathBuf,
+    /// When, UTC.
+    pub measured: String,
+    /// Their hash.
+    pub kernels_sha256: String,
+    /// Whether they are those of this bench.
+    pub same: bool,
 }
 
 /// A micro-batch of the run.
@@ -94,8 +106,9 @@ pub fn bench(
     run: Option<&Path>,
     stop: &dyn Fn() -> bool,
 ) -> Result<Report> {
-    let resolved = BTreeMap::from(device::kernels(&config.model.device, config.model.weights)?);
-    let same_as_run = run.map(|run| same_kernels(run, &resolved)).transpose()?;
+    let setting = Setting::of(&config.model)?;
+    let same_as_run = run.map(|run| same_kernels(run, &setting)).transpose()?;
+    let smoke = smoke_kernels(&smoke::path_of(config), &setting);
     let device = device::open(&config.model.device)?;
     let mut bench = Bench { times, device: &device, stop, rows: Vec::new() };
     let prepared = &mut rehearsal.prepared;
@@ -132,27 +145,23 @@ pub fn bench(
         let info = StepInfo { step, total_steps, wall_clock_ms, since_last_save_ms, last_save_cost_ms, loss: 1.0 };
         policies.scheduling.run.after_step(&info).map(drop)
     })?;
-    Ok(Report {
-        source: Source::Measured,
-        device: config.model.device.clone(),
-        kernels_sha256: hash(&resolved),
-        resolved,
-        same_as_run,
-        stopped: stop(),
-        shapes,
-        rows: bench.rows,
-    })
+    Ok(Report { setting, same_as_run, smoke, stopped: stop(), shapes, rows: bench.rows })
 }
 
-fn hash(resolved: &BTreeMap<&'static str, String>) -> String {
-    device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..])))
+/// What is kept at `path`, where it names its kernels.
+fn smoke_kernels(path: &Path, setting: &Setting) -> Option<SmokeKernels> {
+    let smoke = Smoke::read(path).ok().flatten()?;
+    let kernels_sha256 = smoke.fingerprint.kernels_sha256()?.to_string();
+    let same = kernels_sha256 == setting.kernels_sha256;
+    Some(SmokeKernels { path: path.into(), measured: smoke.measured, kernels_sha256, same })
 }
 
-/// The id of the run in the folder `run`, where its kernels are the `resolved` ones.
-fn same_kernels(run: &Path, resolved: &BTreeMap<&'static str, String>) -> Result<String> {
+/// The id of the run in the folder `run`, where its kernels are those of `setting`.
+fn same_kernels(run: &Path, setting: &Setting) -> Result<String> {
+    let (resolved, is) = (&setting.resolved, &setting.kernels_sha256);
     let provenance = Provenance::read(run)?;
     let of_run = provenance.kernels.iter().map(|(kernel, by)| (&kernel[..], &by.resolved[..]));
-    let (was, is) = (device::kernels_sha256(of_run.clone()), hash(resolved));
+    let was = device::kernels_sha256(of_run.clone());
     // A run of an earlier version recorded its kernels without their hash.
     let recorded = &provenance.kernels_sha256;
     if !recorded.is_empty() && *recorded != was {
@@ -161,7 +170,7 @@ fn same_kernels(run: &Path, resolved: &BTreeMap<&'static str, String>) -> Result
             .expected(format!("{was}, that of the kernels which it lists"))
             .help("the file was changed: tunehost runs verify says what else was"));
     }
-    if was == is {
+    if was == *is {
         return Ok(provenance.run_id);
     }
     let of_run: BTreeMap<&str, &str> = of_run.collect();
@@ -333,10 +342,14 @@ impl Bench<'_> {
 
 impl Display for Report {
     fn fmt(&self, out: &mut Formatter) -> fmt::Result {
-        writeln!(out, "bench (measured) on {}, kernels sha256 {}", self.device, self.kernels_sha256)?;
+        writeln!(out, "bench (measured) on {}", self.setting)?;
         match &self.same_as_run {
             Some(run) => writeln!(out, "the kernels are the same as those of run {run}")?,
             None => writeln!(out, "compared with no run: --run RUN compares them with what a run recorded")?,
+        }
+        if let Some(SmokeKernels { path, measured, kernels_sha256, same }) = &self.smoke {
+            let are = if *same { "the same".to_string() } else { format!("others, sha256 {kernels_sha256}") };
+            writeln!(out, "those of {}, measured on {measured}, are {are}", path.display())?;
         }
         for Shape { name, tokens, documents, trained_tokens } in &self.shapes {
             let (tokens, trained) = (group(*tokens), group(*trained_tokens));

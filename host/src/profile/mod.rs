@@ -3,19 +3,21 @@
 
 mod chrome;
 pub mod peak;
+mod setting;
 mod table;
 mod text;
 
 pub use chrome::chrome_trace;
+pub use setting::Setting;
 pub use table::{KernelRow, LayerRow, PhaseRow, Table, Time};
 
 use crate::config::Config;
 use crate::device;
 use crate::error::Result;
 use crate::job::Rehearsal;
+use crate::plan::Spread;
 use crate::plan::memory::Model;
 use crate::plan::work::Work;
-use crate::plan::{Source, Spread};
 use crate::plugins::StepInfo;
 use crate::report::{duration, note};
 use crate::run::clock::unix_ms_now;
@@ -25,7 +27,6 @@ use crate::train::phase;
 use crate::train::steps::Step;
 use peak::Peaks;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tunehost_kernels::trace::{self, Span};
 
@@ -38,14 +39,9 @@ const ANNOUNCED: Duration = Duration::from_secs(10);
 /// Where the time of some steps went.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Of times; the operations are computed from shapes.
-    pub source: Source,
-    /// Where it ran.
-    pub device: String,
-    /// What every kernel resolves to there.
-    pub resolved: BTreeMap<&'static str, String>,
-    /// Hash of that, as a run's provenance has it.
-    pub kernels_sha256: String,
+    /// On what.
+    #[serde(flatten)]
+    pub setting: Setting,
     /// Optimiser steps of the run: where there are fewer than were computed, those are computed in turn.
     pub run_steps: usize,
     /// A step while its spans are recorded, seconds.
@@ -91,9 +87,8 @@ pub fn profile(
     count: usize,
     stop: &dyn Fn() -> bool,
 ) -> Result<(Report, Vec<Recorded>)> {
-    let name = &config.model.device;
-    let device = device::open(name)?;
-    let resolved = BTreeMap::from(device::kernels(name, config.model.weights)?);
+    let device = device::open(&config.model.device)?;
+    let setting = Setting::of(&config.model)?;
     let peaks = Peaks::measure(config, &device);
     let text = rehearsal.prepared.text.clone();
     let lora = rehearsal.prepared.lora.clone();
@@ -160,10 +155,7 @@ pub fn profile(
     let (steps, total): (f64, f64) = (recorded_s.len() as f64, as_in_a_run.iter().sum());
     let peak = peaks.weights_product_flops();
     let report = Report {
-        source: Source::Measured,
-        device: name.clone(),
-        kernels_sha256: device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..]))),
-        resolved,
+        setting,
         run_steps,
         step_s: Spread::of(&recorded_s).expect("a step was measured"),
         unrecorded_step_mean_s: (!unrecorded_s.is_empty()).then_some(total / steps),

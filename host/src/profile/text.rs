@@ -9,9 +9,8 @@ impl Display for Report {
         let step = self.step_s;
         writeln!(
             out,
-            "profile (measured) on {}, kernels sha256 {:.16}: {} steps of {} tokens in all, after one that is not counted",
-            self.device,
-            self.kernels_sha256,
+            "profile (measured) on {}: {} steps of {} tokens in all, after one that is not counted",
+            self.setting,
             step.n,
             group(self.tokens)
         )?;

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 
 /// Version of the schema.
 pub const SCHEMA: u32 = 1;
+/// What to do where it cannot be used.
+const AGAIN: &str = "tunehost smoke CONFIG measures again";
 
 /// What became of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,17 +167,34 @@ impl Smoke {
     /// Every step of a run at each of the fit's paces, slowest first; none without a fit.
     pub fn paces(&self, steps: &Steps) -> Vec<steps::Pace> {
         let of = |fit: &Fit| {
+            let doubtful = if fit.doubts.is_empty() { "" } else { ", whose fit is not to be trusted" };
             Pace::ALL
                 .into_iter()
                 .rev()
                 .map(|pace| steps::Pace {
                     source: Source::Measured,
-                    at: format!("each step as the {} of smoke", pace.name()),
+                    at: format!("each step as the {} of smoke{doubtful}", pace.name()),
                     step_s: fit.of_steps(pace, steps),
                 })
                 .collect()
         };
         self.fit.as_ref().map(of).unwrap_or_default()
+    }
+
+    /// What is kept at `path`; nothing where there is no such file. Why it cannot be read, in words.
+    pub fn read(path: &Path) -> std::result::Result<Option<Self>, String> {
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(format!("it cannot be read: {e}")),
+        };
+        match serde_json::from_slice::<Self>(&bytes) {
+            Err(e) => Err(format!("it cannot be read ({e}); {AGAIN}")),
+            Ok(smoke) if smoke.schema != SCHEMA => {
+                Err(format!("it has the schema {}, and this program reads {SCHEMA}; {AGAIN}", smoke.schema))
+            }
+            Ok(smoke) => Ok(Some(smoke)),
+        }
     }
 
     /// Writes it to `path`, whole or not at all, over an earlier one.
@@ -242,20 +261,12 @@ impl Found {
     /// # Errors
     /// Those of `now`.
     pub fn at(path: &Path, now: impl FnOnce() -> Result<Fingerprint>) -> Result<Self> {
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Self::Nothing),
-            Err(e) => return Ok(Self::Unusable(format!("it cannot be read: {e}"))),
-        };
-        let again = "tunehost smoke CONFIG measures again";
-        Ok(match serde_json::from_slice::<Smoke>(&bytes) {
-            Err(e) => Self::Unusable(format!("it cannot be read ({e}); {again}")),
-            Ok(smoke) if smoke.schema != SCHEMA => {
-                Self::Unusable(format!("it has the schema {}, and this program reads {SCHEMA}; {again}", smoke.schema))
-            }
-            Ok(smoke) => match smoke.fingerprint.changed(&now()?) {
+        Ok(match Smoke::read(path) {
+            Ok(None) => Self::Nothing,
+            Err(why) => Self::Unusable(why),
+            Ok(Some(smoke)) => match smoke.fingerprint.changed(&now()?) {
                 Some(changed) => {
-                    Self::Unusable(format!("what it measured is not what there is now: {changed}; {again}"))
+                    Self::Unusable(format!("what it measured is not what there is now: {changed}; {AGAIN}"))
                 }
                 None => Self::Fresh(smoke.into()),
             },

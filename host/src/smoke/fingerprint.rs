@@ -10,6 +10,9 @@ use crate::run::machine::Machine;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// The key of the kernels' hash.
+const KERNELS: &str = "kernels_sha256";
+
 /// Everything but the shape that memory and time of a step depend on, by its key in the configuration or, where it has none, by
 /// what it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,10 +42,12 @@ impl Fingerprint {
         let name = &config.model.device;
         let machine = Machine::cpu(rayon::current_num_threads());
         let device_name = device::hardware_name(name)?.unwrap_or(machine.device_name);
+        let kernels = device::kernels(name, config.model.weights)?;
         let mut parts = BTreeMap::from([
             ("base.config".to_string(), FileHash::of(&config.model.base.join("config.json"))?.sha256),
             ("base.headers".into(), sha256(headers.as_bytes())),
             ("device_name".into(), device_name),
+            (KERNELS.into(), device::kernels_sha256(kernels.iter().map(|(kernel, by)| (*kernel, &by[..])))),
             ("lora.dropout".into(), config.lora.dropout.to_string()),
             ("lora.modules".into(), format!("{}, sha256 {}", lora.modules.len(), sha256(modules.as_bytes()))),
             ("lora.rank".into(), lora.rank.to_string()),
@@ -58,7 +63,6 @@ impl Fingerprint {
             ("train.recompute_granularity".into(), granularity.as_str().unwrap_or_default().into()),
             ("tunehost".into(), env!("CARGO_PKG_VERSION").into()),
         ]);
-        let kernels = device::kernels(name, config.model.weights)?;
         parts.extend(kernels.map(|(kernel, resolved)| (format!("kernel.{kernel}"), resolved)));
         Ok(Self(parts))
     }
@@ -66,6 +70,11 @@ impl Fingerprint {
     /// The device, as the configuration names it.
     pub fn device(&self) -> &str {
         self.0.get("model.device").map_or("", String::as_str)
+    }
+
+    /// Hash of what the kernels resolve to, as a run's provenance has it; nothing where an earlier version wrote this.
+    pub fn kernels_sha256(&self) -> Option<&str> {
+        self.0.get(KERNELS).map(String::as_str)
     }
 
     /// What is otherwise in `now`, in words; nothing where nothing is.

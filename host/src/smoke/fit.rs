@@ -62,6 +62,11 @@ impl Residual {
     pub fn seconds(&self) -> f64 {
         self.measured_s - self.fitted_s
     }
+
+    /// The same as a share of what was measured.
+    pub fn share(&self) -> f64 {
+        self.seconds() / self.measured_s
+    }
 }
 
 /// Speed of a run's steps.
@@ -79,6 +84,40 @@ pub struct Fit {
     pub optimizer_s: Spread,
     /// How far the medians are from the curve.
     pub residuals: Vec<Residual>,
+    /// Why the curve, and what is predicted by it, cannot be trusted; empty where nothing says so.
+    #[serde(default)]
+    pub doubts: Vec<String>,
+}
+
+/// The fewest widths whose residuals say anything of a curve with two coefficients.
+const LEAST_WIDTHS: usize = 3;
+/// The widest over the narrowest: below it the two terms cannot be told apart.
+const LEAST_RATIO: usize = 2;
+/// The most that the curve may miss a median by, as a share of it.
+const MOST_RESIDUAL: f64 = 0.1;
+
+/// What speaks against a curve with these residuals.
+fn doubts(residuals: &[Residual]) -> Vec<String> {
+    let widths = || residuals.iter().map(|residual| residual.seq_len_tokens);
+    let (narrowest, widest) = (widths().min().unwrap_or(0), widths().max().unwrap_or(0));
+    let mut doubts = Vec::new();
+    if residuals.len() < LEAST_WIDTHS {
+        let count = residuals.len();
+        doubts.push(format!("two coefficients through n = {count} widths: {LEAST_WIDTHS} show whether they fit"));
+    } else if widest < LEAST_RATIO * narrowest {
+        doubts.push(format!(
+            "widths of {narrowest} to {widest} tokens are within a factor of {LEAST_RATIO}, and cannot tell its terms apart"
+        ));
+    }
+    let missed = |residual: &&Residual| residual.share().abs() > MOST_RESIDUAL;
+    if let Some(worst) = residuals.iter().filter(missed).max_by(|a, b| a.share().abs().total_cmp(&b.share().abs())) {
+        let (share, width) = (100.0 * worst.share(), worst.seq_len_tokens);
+        doubts.push(format!(
+            "it misses the median of rows of {width} tokens by {share:+.1}%, more than {:.0}%: --steps N measures more",
+            100.0 * MOST_RESIDUAL
+        ));
+    }
+    doubts
 }
 
 /// Which of the measured steps all steps of a run are taken to be like.
@@ -113,13 +152,15 @@ impl Fit {
             measured_s: spread.median,
             fitted_s: curve.seconds(*width as f64),
         };
+        let residuals: Vec<Residual> = points.iter().map(residual).collect();
         Some(Self {
             micro_batch,
             curve,
             fastest_share: shares(|spread| spread.min).fold(1.0, f64::min),
             slowest_share: shares(|spread| spread.max).fold(1.0, f64::max),
             optimizer_s,
-            residuals: points.iter().map(residual).collect(),
+            doubts: doubts(&residuals),
+            residuals,
         })
     }
 

@@ -57,6 +57,23 @@ fn a_step_is_what_its_documents_take_and_one_update() {
     assert!(fit.residuals.iter().all(|residual| residual.seconds().abs() < 1e-9) && fit.widest_tokens() == 1000);
 }
 
+#[test]
+fn a_fit_says_when_it_is_not_to_be_trusted() {
+    let of = |times: &[(usize, f64)]| {
+        let points: Vec<(usize, Spread)> = times.iter().map(|(width, s)| (*width, spread(*s))).collect();
+        Fit::new(1, &points, spread(0.1)).unwrap().doubts
+    };
+    let line = |width: usize| (width, 1e-3 * width as f64);
+    assert!(of(&[line(100), line(200), line(400)]).is_empty());
+    let few = of(&[line(100), line(400)]);
+    assert!(few.len() == 1 && few[0].contains("n = 2 widths"), "{few:?}");
+    let near = of(&[line(100), line(110), line(120)]);
+    assert!(near.len() == 1 && near[0].contains("100 to 120 tokens"), "{near:?}");
+    // Rows that are wider and take less are on no such curve.
+    let missed = of(&[line(100), (200, 0.01), line(400)]);
+    assert!(missed.len() == 1 && missed[0].contains("misses the median of rows of "), "{missed:?}");
+}
+
 fn result(seq_len_tokens: usize, outcome: Outcome) -> ShapeResult {
     let shape = Shape { micro_batch: 2, seq_len_tokens };
     let value = json!({"names": ["p50"], "micro_batch": shape.micro_batch, "seq_len_tokens": seq_len_tokens,

@@ -33,7 +33,7 @@ fn seconds(s: f64) -> String {
 impl Display for Smoke {
     fn fmt(&self, out: &mut Formatter) -> fmt::Result {
         let free = self.free_bytes.map_or_else(|| "not known".into(), |free| bytes(free as usize));
-        writeln!(out, "measured {}, free memory before {free} (measured)", self.measured)?;
+        writeln!(out, "measured {}, free memory before {free} (measured, n = 1)", self.measured)?;
         let device = self.fingerprint.device();
         if device != "cpu" {
             writeln!(out, "peaks that were measured are of the host: {device} does not tell what it holds")?;
@@ -41,7 +41,7 @@ impl Display for Smoke {
         writeln!(out)?;
         writeln!(
             out,
-            "{:<14} {:<19} {:>14} {:>14}  s a micro-batch (measured): median (min to max, n)",
+            "{:<14} {:<19} {:>14} {:>14}  s a micro-batch (measured): median (min to max, n); a peak is one process's, n = 1",
             "rows x tokens", "of", "peak, computed", "peak, measured"
         )?;
         for result in &self.shapes {
@@ -89,7 +89,7 @@ impl Display for Fit {
         let curve = &self.curve;
         writeln!(
             out,
-            "fit (computed: least squares of relative residuals over {} shapes), a micro-batch of {} rows of w tokens:\n  \
+            "fit (computed: least squares of relative residuals, n = {} widths), a micro-batch of {} rows of w tokens:\n  \
              t(w) = {:.4e} s/token w + {:.4e} s/token^2 w^2",
             self.residuals.len(),
             self.micro_batch,
@@ -99,13 +99,16 @@ impl Display for Fit {
         for residual in &self.residuals {
             writeln!(
                 out,
-                "  w = {:<7} measured {:.4} s, fitted {:.4} s, residual {:+.4} s ({:+.1}%)",
+                "  w = {:<7} measured {:.4} s (median, as above), fitted {:.4} s, residual {:+.4} s ({:+.1}%)",
                 residual.seq_len_tokens,
                 residual.measured_s,
                 residual.fitted_s,
                 residual.seconds(),
-                100.0 * residual.seconds() / residual.measured_s
+                100.0 * residual.share()
             )?;
+        }
+        for doubt in &self.doubts {
+            writeln!(out, "  not to be trusted: {doubt}")?;
         }
         writeln!(out, "optimiser (measured) {} s a step", self.optimizer_s)
     }
