@@ -13,7 +13,7 @@ use tunehost::model::lora::LoraPlan;
 use tunehost::model::weights::Model;
 use tunehost::train::batch::Batch;
 use tunehost::train::engine::{Engine, Gradients};
-use tunehost::train::evaluate::evaluate;
+use tunehost::train::evaluate::{MOST_TOKENS, evaluate};
 use tunehost::train::gates::StepGates;
 use tunehost::train::optimizer::AdamW;
 use tunehost::train::steps::{MicroBatch, Step};
@@ -146,16 +146,20 @@ fn the_gradient_of_a_document_does_not_see_its_neighbour() {
 fn evaluating_twice_gives_the_same_number_whatever_stands_beside_a_record() {
     let engine = engine(6);
     let records = [record(1, 30), record(2, 90), record(3, 25)];
-    let losses = |records: &[&Record]| {
-        let found = evaluate(&engine, Some(&adapter(&engine, 0.3)), records, &mut |_| {}, &|| false).unwrap();
+    let at_once = |most_tokens: usize, records: &[&Record]| {
+        let tuned = adapter(&engine, 0.3);
+        let found = evaluate(&engine, Some(&tuned), records, most_tokens, &mut |_| {}, &|| false).unwrap();
         found.into_iter().map(|l| (l.id, l.loss_sum.to_bits())).collect::<BTreeMap<_, _>>()
     };
     let [a, b, c] = &records;
+    let losses = |records: &[&Record]| at_once(MOST_TOKENS, records);
     let all = losses(&[a, b, c]);
-    assert_eq!(all, losses(&[a, b, c]));
+    // A record that is longer than what is evaluated at once, and two that are not.
+    assert_eq!(all, at_once(60, &[a, b, c]));
+    assert_eq!(all, at_once(60, &[c, a, b]));
     assert_eq!(all, losses(&[c, a, b]));
     assert_eq!(all["record-2"], losses(&[b])["record-2"]);
-    assert!(evaluate(&engine, None, &[a], &mut |_| {}, &|| true).is_none(), "it was stopped");
+    assert!(evaluate(&engine, None, &[a], MOST_TOKENS, &mut |_| {}, &|| true).is_none(), "it was stopped");
 }
 
 #[test]

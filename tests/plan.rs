@@ -119,6 +119,10 @@ fn checkpoints_and_times_are_those_of_the_scheduler_on_a_clock_of_the_stated_spe
     };
     assert_eq!((saved("1"), saved("1e-9")), (1, 7));
     assert!(ok(&["plan", &config]).contains("not told without a speed"));
+    let never =
+        ["--plugins", "checkpoint-scheduler=every-n-steps", "--set", "plugins.config.checkpoint_scheduler={n = 99}"];
+    let said = ok(&[&["plan", &config], &never[..], &speed("1")].concat());
+    assert!(said.contains("1 checkpoints, the first after step 7: none before the end"), "{said}");
 }
 
 #[test]

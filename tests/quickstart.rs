@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ok, root};
+use common::{ok, root, tunehost, with_peak_mib};
 use serde_json::Value;
 use std::fs;
 
@@ -10,7 +10,8 @@ use std::fs;
 fn the_main_job() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    let stdout = ok(&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap(), "--json"]);
+    let command = tunehost(&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap(), "--json"]);
+    let (stdout, peak_mib) = with_peak_mib(command);
     let events: Vec<Value> = stdout.lines().map(|l| serde_json::from_str(l).expect(l)).collect();
     let held_out = |root: &str| {
         let found =
@@ -34,6 +35,11 @@ fn the_main_job() {
     // Hugging Face + PEFT needs 163 s for the steps on two quiet cores; this machine may be busy with other tests.
     assert!(done["train_s"].as_f64().unwrap() < 163.0, "{done}");
     assert!(done["wall_s"].as_f64().unwrap() < 180.0, "{done}");
+    // Steps, held-out evaluation, checkpoints and merged model are in the peak that was computed beforehand.
+    let planned: Value = serde_json::from_str(&ok(&["plan", "configs/quickstart.toml", "--json"])).unwrap();
+    let planned_mib = planned["memory"]["run"]["peak_bytes"].as_f64().unwrap() / 1048576.0;
+    println!("peak {planned_mib:.1} MiB planned, {peak_mib:.1} MiB measured");
+    assert!(cfg!(not(target_os = "linux")) || (planned_mib / peak_mib - 1.0).abs() < 0.1);
     let share = done["plugins_s"].as_f64().unwrap() / done["train_s"].as_f64().unwrap();
     println!("in plugins: {:.5}% of the steps", 100.0 * share);
     assert!(share < 0.001, "{share}");

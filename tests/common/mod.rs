@@ -6,6 +6,7 @@ pub mod large;
 pub mod short;
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -61,9 +62,28 @@ pub fn send(signal: &str, child: &Child) {
     assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());
 }
 
+/// Starts `command`, sends it `signal` after `seconds`, and waits; what became of it.
+pub fn signalled(signal: &str, seconds: f64, mut command: Command) -> Output {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
+    send(signal, &child);
+    child.wait_with_output().unwrap()
+}
+
 /// Runs `command` and wants success; the most memory that it had, MiB, as Linux counted it shortly before its end.
-pub fn peak_mib(mut command: Command) -> f64 {
-    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+pub fn peak_mib(command: Command) -> f64 {
+    with_peak_mib(command).1
+}
+
+/// The same, and its standard output; no peak where the system is not Linux.
+pub fn with_peak_mib(mut command: Command) -> (String, f64) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let said = std::thread::spawn(move || {
+        let mut said = String::new();
+        stdout.read_to_string(&mut said).unwrap();
+        said
+    });
     let status = format!("/proc/{}/status", child.id());
     let mut peak = 0.0;
     loop {
@@ -74,7 +94,7 @@ pub fn peak_mib(mut command: Command) -> f64 {
         }
         if let Some(status) = child.try_wait().unwrap() {
             assert!(status.success());
-            return peak;
+            return (said.join().unwrap(), peak);
         }
         std::thread::sleep(std::time::Duration::from_millis(5));
     }

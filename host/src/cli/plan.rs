@@ -4,15 +4,16 @@ use super::{ConfigArgs, corpus, print};
 use crate::config::Config;
 use crate::corpus::{Corpus, Sample};
 use crate::error::{Error, Result};
-use crate::job::planned_steps;
+use crate::job::{Policies, check_exporter, planned_steps};
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::TextConfig;
 use crate::model::lora::LoraPlan;
 use crate::model::spec::ModelSpec;
 use crate::plan::memory::Model;
+use crate::plan::phases::Beside;
 use crate::plan::report::{Base, Limit, Report, Sampled};
 use crate::plan::steps::{self, Speed};
-use crate::plugins::{CheckpointScheduler, Kind, PluginRef, Sampler};
+use crate::plugins::{CheckpointScheduler, Kind, PluginRef};
 use crate::run::clock::unix_ms_now;
 use crate::run::machine::free_memory_bytes;
 use crate::smoke::{self, Fingerprint, Found};
@@ -62,14 +63,20 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
 
     let find = |kind: Kind| PluginRef::configured(kind, &config.plugins);
     let settings = |kind: Kind| config.plugins.config.get(kind.config_key());
-    let mut sampler = Sampler::load(&find(Kind::Sampler)?, settings(Kind::Sampler))?;
+    // All that a run loads: what one of them lacks is found here too, and their memory is part of the run's.
+    let mut policies = Policies::load(&config.plugins, None)?;
+    check_exporter(&config, &mut policies.exporter, &lora, &spec, &checkpoint)?;
     let scheduler = find(Kind::CheckpointScheduler)?;
     let load_scheduler = || CheckpointScheduler::load(&scheduler, settings(Kind::CheckpointScheduler));
-    load_scheduler()?;
     let (corpus, sample) = lengths(&config, args.exact)?;
-    let (planned, dropped) = planned_steps(&config, &corpus, &mut sampler)?;
+    let (planned, dropped) = planned_steps(&config, &corpus, &mut policies.sampler)?;
     let model = Model::new(&config, &text, &spec, &lora);
     let counted = steps::steps(&model, &planned, &corpus.train);
+    let held_out = corpus.evaluation(config.eval.max_records_per_root);
+    let beside = Beside {
+        evaluation: model.evaluation(&held_out, counted.largest_micro_batch_tokens),
+        export: config.export.merged.then(|| model.export(&config, &spec, &checkpoint, &held_out)),
+    };
     let start_ms = unix_ms_now();
     let place = args.smoke.clone().unwrap_or_else(|| smoke::path_of(&config));
     let kept = Found::at(&place, || Fingerprint::of(&config, &checkpoint, &lora))?;
@@ -87,8 +94,9 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
 
     let dropped = dropped.iter().map(|(_, ids)| ids.len()).sum();
     let measured = kept.for_plan(place);
-    let report =
-        Report::new(&config, base, &model, limit, measured, &corpus, sample, counted, dropped, speed, schedules);
+    let report = Report::new(
+        &config, base, &model, limit, beside, measured, &corpus, sample, counted, dropped, speed, schedules,
+    );
     match args.json {
         true => print(&serde_json::to_string_pretty(&report).expect("numbers and names are JSON"))?,
         false => print(&report.to_string())?,

@@ -9,7 +9,7 @@ use crate::report::bytes;
 use crate::run::atomic::{self, Existing};
 use crate::train::batch::Batch;
 use crate::train::engine::Engine;
-use crate::train::evaluate::{RecordLoss, evaluate, finite};
+use crate::train::evaluate::{MOST_TOKENS, RecordLoss, evaluate, finite};
 use serde_json::json;
 use std::collections::HashSet;
 use std::path::Path;
@@ -34,7 +34,8 @@ pub fn score(args: &ScoreArgs) -> Result<()> {
         write_logits(&engine, adapter.as_ref(), &records, path)?;
     }
     let references: Vec<&Record> = records.iter().collect();
-    let losses = evaluate(&engine, adapter.as_ref(), &references, &mut |_| {}, &|| false).expect("nothing stops it");
+    let losses = evaluate(&engine, adapter.as_ref(), &references, MOST_TOKENS, &mut |_| {}, &|| false)
+        .expect("nothing stops it");
     finite(&losses)?;
     reporter.line(format!("{:>12} {:>10} {:>8}  record", "loss", "perplexity", "tokens"));
     for loss in &losses {

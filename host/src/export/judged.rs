@@ -83,8 +83,7 @@ fn prove(trial: &Trial, dir: &Path, reporter: &mut Reporter) -> Result<Proof> {
     let [base, tuned] = trial.models;
     let mut judge_with = |export: OnDisk| {
         let models = [base, tuned, export];
-        let total = Judge::layers(models);
-        let mut progress = |done| reporter.progress("layers judged", done, total);
+        let mut progress = |done, total| reporter.progress("layers judged", done, total);
         trial.judge.prove(models, trial.records, trial.min_retained_gain, &mut progress)
     };
     if dir.join(peft::CONFIG_FILE).exists() {

@@ -19,5 +19,6 @@ pub use carry_out::{ChooseScales, carry_out, tuned, untrained};
 pub use judged::{MIN_RETAINED_GAIN, Made, Trial, judge};
 pub use pending::PendingFolder;
 pub use proof::{Judge, OnDisk, Proof, Verdict};
+pub(crate) use proof::{rows_at_once, tokens_at_once};
 pub use search::{SearchReport, search_scales};
 pub use tensor::QuantizedWeight;

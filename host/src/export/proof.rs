@@ -1,27 +1,39 @@
 //! What an export is worth, judged on its files: the losses of base, base + adapter and export on the same records.
 //!
 //! One layer of one model is in memory at a time, so that a model can be judged that does not fit: the residual streams of all
-//! records go through a layer before the next one is read.
+//! records, or of as many as take no more than the base's files, go through a layer before the next one is read.
 
 use crate::config::WeightDtype;
 use crate::corpus::Record;
 use crate::error::{Error, Result};
 use crate::model::adapter::{Adapter, LayerAdapters, values};
-use crate::model::checkpoint::Checkpoint;
+use crate::model::checkpoint::{Checkpoint, TensorEntry};
 use crate::model::config::TextConfig;
 use crate::model::gemma4::{Layer, Positions, embedded};
 use crate::model::products::Products;
 use crate::model::weights::{LayerWeights, WeightReader};
 use crate::train::batch::{Batch, IGNORED};
-use crate::train::evaluate::{RecordLoss, compare};
+use crate::train::evaluate::{RecordLoss, batches, compare};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Serialize;
 use tunehost_kernels::cross_entropy::logits;
 use tunehost_kernels::norm::rms_norm;
 
-/// Logits that are looked at together.
-const LOGITS_AT_ONCE: usize = 1 << 24;
+/// Most logits of one model that are looked at together.
+const LOGITS_AT_ONCE: usize = 1 << 22;
+
+/// Rows whose logits over a vocabulary of `vocab` tokens are looked at together.
+pub(crate) fn rows_at_once(vocab: usize) -> usize {
+    (LOGITS_AT_ONCE / vocab).max(1)
+}
+
+/// Most tokens that are judged at once, beyond one record: the residual streams of two models, `hidden` wide, take no more than the
+/// files of the base, however many records there are.
+pub(crate) fn tokens_at_once(base: &Checkpoint, hidden: usize) -> usize {
+    let base_bytes: usize = base.entries().values().map(TensorEntry::size_bytes).sum();
+    base_bytes / (2 * hidden * size_of::<f32>())
+}
 
 /// A model on disk, with an adapter where it has one.
 #[derive(Clone, Copy)]
@@ -80,41 +92,46 @@ pub enum Verdict {
     EqualToTheBase,
 }
 
-/// Losses of each record, and of the tuned model's distribution what the others lose of it.
+/// Losses of each record by model, and of the tuned model's distribution what the export loses of it.
+#[derive(Default)]
 struct Losses {
     records: [Vec<RecordLoss>; 3],
     kl_sum: f64,
 }
 
+/// Norm and matrix of a model's head.
+type Head = (Tensor<1>, Tensor<2>);
+
 impl Judge<'_> {
-    /// Judges `export` beside `base` and `tuned` on `records`. `progress` is told the layers done, of all of
-    /// [`Judge::layers`].
+    /// Judges `export` beside `base` and `tuned` on `records`. `progress` is told the layers done, of how many.
     ///
     /// # Errors
     /// Class `model`; `export::no_records` where no token of the records is trained; `model::not_finite` naming the model.
     pub fn prove(
         &self,
-        [base, tuned, export]: [OnDisk; 3],
+        models: [OnDisk; 3],
         records: &[&Record],
         min_retained_gain: f64,
-        progress: &mut dyn FnMut(usize),
+        progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Proof> {
-        let batches: Vec<Batch> = records.iter().map(|record| Batch::of([*record])).collect();
-        let tokens = batches.iter().map(Batch::trained).sum();
+        let tokens: usize = records.iter().map(|record| Batch::of([*record]).trained()).sum();
         if tokens == 0 {
             return Err(Error::new("export::no_records", "no token of the records to judge by is trained")
                 .expected("held-out records with something to predict")
                 .help("name records with --data"));
         }
+        let most = tokens_at_once(models[0].checkpoint, models[0].config.hidden_size);
+        let groups: Vec<&[&Record]> = batches(records, most).collect();
+        let total = groups.len() * models.iter().map(|model| model.config.layers.len()).sum::<usize>();
         let mut done = 0;
-        let mut hidden = |model: OnDisk| {
-            self.hidden(model, &batches, &mut || {
+        let mut losses = Losses::default();
+        for group in groups {
+            self.judge(models, group, &mut losses, &mut || {
                 done += 1;
-                progress(done);
-            })
-        };
-        let streams = [hidden(base)?, hidden(tuned)?, hidden(export)?];
-        let Losses { records, kl_sum } = self.losses([base, tuned, export], &streams, records, &batches)?;
+                progress(done, total);
+            })?;
+        }
+        let Losses { records, kl_sum } = losses;
         let causes = [
             ("base", "its weights hold NaN or infinity, or numbers that overflow: compare its files with the original"),
             (
@@ -132,9 +149,45 @@ impl Judge<'_> {
         Ok(verdict(&records, tokens, kl_sum, min_retained_gain))
     }
 
-    /// Layers that [`Judge::prove`] goes through.
-    pub fn layers(models: [OnDisk; 3]) -> usize {
-        models.iter().map(|model| model.config.layers.len()).sum()
+    /// Adds the losses of some records to `losses`.
+    fn judge(
+        &self,
+        [base, tuned, export]: [OnDisk; 3],
+        records: &[&Record],
+        losses: &mut Losses,
+        layer_done: &mut dyn FnMut(),
+    ) -> Result<()> {
+        let laid_out: Vec<Batch> = records.iter().map(|record| Batch::of([*record])).collect();
+        // The base's are needed for its own losses alone, and gone before the others are made.
+        let of_base = self.hidden(base, &laid_out, layer_done)?;
+        let head = self.head(base)?;
+        for ((record, batch), stream) in records.iter().zip(&laid_out).zip(of_base) {
+            let mut loss_sum = 0.0;
+            self.each_rows(batch, base.config.vocab_size, &mut |rows, targets| {
+                loss_sum -= sum_of(&self.log_probabilities(base.config, &stream, &head, rows).gather(1, targets));
+            });
+            losses.records[0].push(loss_of(record, batch, loss_sum));
+        }
+        let streams = [self.hidden(tuned, &laid_out, layer_done)?, self.hidden(export, &laid_out, layer_done)?];
+        // No adapter reaches the head, so base and tuned model share it.
+        let heads = [head, self.head(export)?];
+        for (at, (record, batch)) in records.iter().zip(&laid_out).enumerate() {
+            let mut sums = [0.0; 2];
+            self.each_rows(batch, base.config.vocab_size, &mut |rows, targets| {
+                let [tuned, export] = [0, 1].map(|which: usize| {
+                    let (stream, head) = (&streams[which][at], &heads[which]);
+                    self.log_probabilities(base.config, stream, head, rows.clone())
+                });
+                for (sum, log_p) in sums.iter_mut().zip([&tuned, &export]) {
+                    *sum -= sum_of(&log_p.clone().gather(1, targets.clone()));
+                }
+                losses.kl_sum += sum_of(&(tuned.clone().exp() * (tuned - export)).sum_dim(1));
+            });
+            for (losses, loss_sum) in losses.records[1..].iter_mut().zip(sums) {
+                losses.push(loss_of(record, batch, loss_sum));
+            }
+        }
+        Ok(())
     }
 
     /// The residual stream `[N, H]` of each batch after the last layer.
@@ -185,51 +238,41 @@ impl Judge<'_> {
         Ok(streams)
     }
 
-    fn losses(
-        &self,
-        models: [OnDisk; 3],
-        streams: &[Vec<Tensor<2>>; 3],
-        records: &[&Record],
-        batches: &[Batch],
-    ) -> Result<Losses> {
-        let head = |model: OnDisk| -> Result<(Tensor<1>, Tensor<2>)> {
-            let mut ignore = |_| {};
-            let mut reader =
-                WeightReader::open(model.config, model.checkpoint, self.device, self.weights, &mut ignore)?;
-            Ok((reader.norm()?, reader.head()?))
-        };
-        // No adapter reaches the head, so base and tuned model share it.
-        let (of_base, of_export) = (head(models[0])?, head(models[2])?);
-        let heads = [&of_base, &of_base, &of_export];
-        let config = models[0].config;
-        let mut losses = Losses { records: Default::default(), kl_sum: 0.0 };
-        for (at, (record, batch)) in records.iter().zip(batches).enumerate() {
-            let places: Vec<i32> =
-                (0..batch.targets.len()).filter(|t| batch.targets[*t] != IGNORED).map(|t| t as i32).collect();
-            let mut sums = [0.0; 3];
-            for places in places.chunks((LOGITS_AT_ONCE / config.vocab_size).max(1)) {
-                let rows = Tensor::<1, Int>::from_data(TensorData::new(places.to_vec(), [places.len()]), self.device);
-                let log_probabilities = |which: usize| {
-                    let (norm, head) = heads[which];
-                    let rows = streams[which][at].clone().select(0, rows.clone());
-                    let normed = rms_norm(rows, Some(norm.clone()), config.rms_norm_eps);
-                    log_softmax(logits(normed, head.clone(), config.final_logit_softcapping), 1)
-                };
-                let all = [0, 1, 2].map(log_probabilities);
-                let targets: Vec<i32> = places.iter().map(|t| batch.targets[*t as usize]).collect();
-                let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [places.len(), 1]), self.device);
-                for (sum, log_p) in sums.iter_mut().zip(&all) {
-                    *sum -= sum_of(&log_p.clone().gather(1, targets.clone()));
-                }
-                let [_, tuned, export] = all;
-                losses.kl_sum += sum_of(&(tuned.clone().exp() * (tuned - export)).sum_dim(1));
-            }
-            for (losses, loss_sum) in losses.records.iter_mut().zip(sums) {
-                losses.push(RecordLoss { id: record.id.to_string(), root: 0, loss_sum, tokens: places.len() });
-            }
-        }
-        Ok(losses)
+    fn head(&self, model: OnDisk) -> Result<Head> {
+        let mut ignore = |_| {};
+        let mut reader = WeightReader::open(model.config, model.checkpoint, self.device, self.weights, &mut ignore)?;
+        Ok((reader.norm()?, reader.head()?))
     }
+
+    /// Calls `each` with the rows of `batch` that have a target, some at a time, and with the targets, `[n, 1]`.
+    fn each_rows(&self, batch: &Batch, vocab: usize, each: &mut dyn FnMut(Tensor<1, Int>, Tensor<2, Int>)) {
+        let places: Vec<i32> =
+            (0..batch.targets.len()).filter(|t| batch.targets[*t] != IGNORED).map(|t| t as i32).collect();
+        for places in places.chunks(rows_at_once(vocab)) {
+            let targets: Vec<i32> = places.iter().map(|t| batch.targets[*t as usize]).collect();
+            let count = places.len();
+            each(
+                Tensor::from_data(TensorData::new(places.to_vec(), [count]), self.device),
+                Tensor::from_data(TensorData::new(targets, [count, 1]), self.device),
+            );
+        }
+    }
+
+    /// Of every token, for `rows` of a residual stream after the last layer: `[rows, vocabulary]`.
+    fn log_probabilities(
+        &self,
+        config: &TextConfig,
+        stream: &Tensor<2>,
+        (norm, head): &Head,
+        rows: Tensor<1, Int>,
+    ) -> Tensor<2> {
+        let normed = rms_norm(stream.clone().select(0, rows), Some(norm.clone()), config.rms_norm_eps);
+        log_softmax(logits(normed, head.clone(), config.final_logit_softcapping), 1)
+    }
+}
+
+fn loss_of(record: &Record, batch: &Batch, loss_sum: f64) -> RecordLoss {
+    RecordLoss { id: record.id.to_string(), root: 0, loss_sum, tokens: batch.trained() }
 }
 
 fn sum_of(tensor: &Tensor<2>) -> f64 {

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// Values that are converted at once.
-const PIECE_VALUES: usize = 1 << 24;
+const PIECE_VALUES: usize = 1 << 22;
 
 /// Shape and values of A and B of a module.
 pub(super) type Factors = [([usize; 2], Vec<f32>); 2];
@@ -64,7 +64,7 @@ pub(super) struct ExportTensor<'a> {
 
 enum Content<'a> {
     /// A tensor of the base, with this much of an update.
-    Stored { bytes: &'a [u8], dtype: Dtype, update: Option<(&'a Update<'a>, f64)> },
+    Stored { checkpoint: &'a Checkpoint, name: &'a str, dtype: Dtype, update: Option<(&'a Update<'a>, f64)> },
     /// A or B.
     Values(&'a [f32]),
     /// A part of a quantised module.
@@ -89,7 +89,7 @@ impl<'a> ExportTensor<'a> {
     /// `model::missing_tensor`; `export::dtype` where its own dtype cannot be computed with.
     pub fn stored(
         checkpoint: &'a Checkpoint,
-        name: &str,
+        name: &'a str,
         entry: &TensorEntry,
         stored: Option<Stored>,
         update: Option<(&'a Update<'a>, f64)>,
@@ -108,7 +108,7 @@ impl<'a> ExportTensor<'a> {
                 .expected("values up to 65,504")
                 .help("export as bfloat16, or unchanged"));
         }
-        let content = Content::Stored { bytes, dtype: entry.dtype, update };
+        let content = Content::Stored { checkpoint, name, dtype: entry.dtype, update };
         Ok(Self { content, stored, shape: entry.shape.clone() })
     }
 
@@ -128,9 +128,14 @@ impl<'a> ExportTensor<'a> {
     /// # Errors
     /// Those of `out`.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        let Content::Stored { bytes, dtype, update } = &self.content else { return out.write_all(&self.data()) };
+        let Content::Stored { checkpoint, name, dtype, update } = &self.content else {
+            return out.write_all(&self.data());
+        };
+        let bytes = stored_bytes(checkpoint, name);
         if update.is_none() && Stored::Plain(*dtype) == self.stored {
-            return out.write_all(bytes);
+            out.write_all(bytes)?;
+            checkpoint.release(name);
+            return Ok(());
         }
         let width = self.shape.last().copied().unwrap_or(1).max(1);
         let rows = (PIECE_VALUES / width).max(1);
@@ -142,8 +147,13 @@ impl<'a> ExportTensor<'a> {
             }
             out.write_all(&encode(&w, self.stored))?;
         }
+        checkpoint.release(name);
         Ok(())
     }
+}
+
+fn stored_bytes<'a>(checkpoint: &'a Checkpoint, name: &str) -> &'a [u8] {
+    checkpoint.bytes(name).expect("looked up when it was made")
 }
 
 impl View for ExportTensor<'_> {
@@ -161,11 +171,15 @@ impl View for ExportTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         match &self.content {
-            Content::Stored { bytes, dtype, update: None } if Stored::Plain(*dtype) == self.stored => {
-                Cow::Borrowed(bytes)
+            // A copy, so that memory holds this tensor alone and not the mapped pages of all.
+            Content::Stored { checkpoint, name, dtype, update: None } if Stored::Plain(*dtype) == self.stored => {
+                let bytes = stored_bytes(checkpoint, name).to_vec();
+                checkpoint.release(name);
+                Cow::Owned(bytes)
             }
-            Content::Stored { bytes, dtype, update } => {
-                let mut w = to_f32(bytes, *dtype).expect("checked when it was made");
+            Content::Stored { checkpoint, name, dtype, update } => {
+                let mut w = to_f32(stored_bytes(checkpoint, name), *dtype).expect("checked when it was made");
+                checkpoint.release(name);
                 if let Some((update, strength)) = update {
                     merge(&mut w, update, *strength, 0);
                 }
@@ -398,7 +412,7 @@ mod tests {
         let tensors = [("large", &[1usize, 2][..], &[1.0f32, -65_520.0][..]), ("fits", &[1, 1], &[65_519.0])];
         std::fs::write(dir.path().join("model.safetensors"), f32_safetensors(tensors)).unwrap();
         let base = Checkpoint::open(dir.path()).unwrap();
-        let stored = |name: &str, dtype: Dtype| {
+        let stored = |name: &'static str, dtype: Dtype| {
             ExportTensor::stored(&base, name, &base.entries()[name], Some(Stored::Plain(dtype)), None)
         };
         let error = stored("large", Dtype::F16).err().expect("refused");

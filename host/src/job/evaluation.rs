@@ -17,6 +17,7 @@ use serde_json::json;
 use std::cell::RefCell;
 use std::fs;
 use std::time::{Duration, Instant};
+use tunehost_kernels::memory;
 
 /// The file in [`HELD_OUT`] with the losses after `step` steps.
 pub fn losses_name(step: u64) -> String {
@@ -32,6 +33,8 @@ pub struct Evaluation<'a> {
     pub roots: &'a [String],
     /// The held-out records to evaluate.
     pub records: &'a [&'a Record],
+    /// Tokens of them that are evaluated at once.
+    pub tokens_at_once: usize,
     /// The adapter before the first step, where it is not a fresh one, which adds nothing.
     pub initial: Option<&'a Adapter>,
     /// What the gate `not_finite` said of the losses so far, the worst of it.
@@ -78,7 +81,9 @@ impl Evaluation<'_> {
         let total = self.records.len();
         let stop = || self.stop.is_set();
         let mut progress = |done| reporter.progress("held-out records", done, total);
-        let losses = evaluate(self.engine, adapter, self.records, &mut progress, &stop);
+        let losses = evaluate(self.engine, adapter, self.records, self.tokens_at_once, &mut progress, &stop);
+        // Of other sizes than a step's, which would come on top of it.
+        memory::give_back();
         losses.iter().try_for_each(|losses| self.look(losses, reporter))?;
         Ok(losses)
     }

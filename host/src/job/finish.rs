@@ -8,7 +8,9 @@ use crate::export::{self, Judge, MIN_RETAINED_GAIN, Made, OnDisk, PendingFolder,
 use crate::hash::FileHash;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
+use crate::model::config::TextConfig;
 use crate::model::lora::group;
+use crate::model::spec::ModelSpec;
 use crate::plugins::{Exporter, Kind, PluginRef};
 use crate::report::{Reporter, duration};
 use crate::run::atomic;
@@ -18,8 +20,8 @@ use crate::run::folder::{
     WINDOW_LOG, shell_word,
 };
 use crate::run::provenance::{HeldOut, Provenance};
-use crate::train::engine::Engine;
 use crate::train::evaluate::{RecordLoss, RootChange, compare};
+use burn::tensor::Device;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,8 +83,12 @@ pub struct Exports<'a> {
     pub folder: &'a RunFolder,
     /// The base on disk.
     pub checkpoint: &'a Checkpoint,
-    /// The base as it was trained on.
-    pub engine: &'a Engine,
+    /// Its tensors.
+    pub spec: &'a ModelSpec,
+    /// Its shape.
+    pub text: &'a TextConfig,
+    /// Where the merged model is judged.
+    pub device: &'a Device,
     /// The chat template that was trained with.
     pub template: Option<&'a str>,
     /// What was trained.
@@ -119,7 +125,7 @@ impl Exports<'_> {
     }
 
     fn carry_out(&self, exporter: &mut Exporter, dir: &Path, reporter: &mut Reporter) -> Result<PendingFolder> {
-        let tuned = export::tuned(self.adapter, &self.engine.model.spec, self.checkpoint, self.template)?;
+        let tuned = export::tuned(self.adapter, self.spec, self.checkpoint, self.template)?;
         let plan = exporter.plan(&tuned)?;
         plan.notes.iter().for_each(|note| reporter.line(format!("note        {note}")));
         let pending = PendingFolder::new(dir)?;
@@ -138,12 +144,12 @@ impl Exports<'_> {
             reporter.warn(format!("{} is not judged: no record is held out", dir.display()));
             return pending.commit();
         }
-        let base = OnDisk { checkpoint: self.checkpoint, config: &self.engine.model.config, adapter: None };
+        let base = OnDisk { checkpoint: self.checkpoint, config: self.text, adapter: None };
         let trial = Trial {
-            judge: Judge { device: &self.engine.model.device, weights: self.config.model.weights },
+            judge: Judge { device: self.device, weights: self.config.model.weights },
             device: &self.config.model.device,
             models: [base, OnDisk { adapter: Some(self.adapter), ..base }],
-            spec: &self.engine.model.spec,
+            spec: self.spec,
             records: self.held_out,
             min_retained_gain: MIN_RETAINED_GAIN,
         };
@@ -247,7 +253,7 @@ pub fn summary(config: &Config, folder: &RunFolder, trained: &Trained, wall: Dur
     let base = shell_word(&config.model.base);
     // As it was called: it need not be on the PATH.
     let program = std::env::args().next().unwrap_or_else(|| "tunehost".into());
-    let steps = trained.progress.step;
+    let steps = trained.step;
     let here = match (trained.done_before, steps - trained.done_before) {
         (0, _) => String::new(),
         (_, 0) => ", all of them before".into(),

@@ -168,7 +168,7 @@ fn smoked(config: &Config, prepared: &Prepared, reporter: &Reporter) -> Result<S
 }
 
 /// Tokens of the largest planned micro-batch.
-fn largest_micro_batch(prepared: &Prepared) -> usize {
+pub(super) fn largest_micro_batch(prepared: &Prepared) -> usize {
     let tokens = |step: &Step| step.batches.iter().map(|b| b.tokens(&prepared.corpus.train).0).max();
     prepared.steps.iter().filter_map(tokens).max().unwrap_or(0)
 }

@@ -15,7 +15,7 @@ mod training;
 mod window;
 
 pub use policies::Policies;
-pub use prepare::{Prepared, planned_steps};
+pub use prepare::{Prepared, check_exporter, planned_steps};
 pub use recompute::recompute;
 pub use rehearsal::Rehearsal;
 
@@ -40,6 +40,7 @@ use crate::run::metrics;
 use crate::run::provenance::{BestEvaluation, EligibilityRecord, GateRecord, Outcome, Overridden, Provenance, Status};
 use crate::run::signal::StopRequest;
 use crate::train::engine::Engine;
+use crate::train::evaluate;
 use crate::train::gates::Records;
 use crate::train::optimizer::AdamW;
 use crate::train::state;
@@ -51,6 +52,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 use training::{Loop, Progress};
+use tunehost_kernels::memory;
 use window::Window;
 
 /// The key of a changed checkpoint scheduler among [`changes`](crate::run::changes::changes).
@@ -114,7 +116,7 @@ pub fn start(
         let adapter = prepared.initial_adapter(config.train.seed, &engine.model.device);
         let optimizer = AdamW::new(&config.train, &adapter);
         let from = Progress { step: 0, adapter, optimizer, metrics: None };
-        session.train(&mut prepared, &engine, from, provenance, reporter)
+        session.train(&mut prepared, engine, from, provenance, reporter)
     })
 }
 
@@ -235,7 +237,7 @@ pub fn resume(dir: &Path, otherwise: &Otherwise, reporter: &mut Reporter) -> Res
         noted.iter().for_each(|change| reporter.warn(format!("allowed and noted in provenance: {change}")));
         session.train(
             &mut prepared,
-            &engine,
+            engine,
             Progress { step, adapter, optimizer, metrics: written },
             provenance,
             reporter,
@@ -350,7 +352,7 @@ impl Session<'_> {
     fn train(
         &self,
         prepared: &mut Prepared,
-        engine: &Engine,
+        engine: Engine,
         from: Progress,
         provenance: &mut Provenance,
         reporter: &mut Reporter,
@@ -364,21 +366,23 @@ impl Session<'_> {
     fn train_and_export(
         &self,
         prepared: &mut Prepared,
-        engine: &Engine,
+        engine: Engine,
         from: Progress,
         held_out_gate: &RefCell<Option<GateRecord>>,
         provenance: &mut Provenance,
         reporter: &mut Reporter,
     ) -> Result<Outcome> {
-        let Prepared { corpus, steps, policies, checkpoint, lora, given, .. } = prepared;
+        let tokens_at_once = evaluate::tokens_at_once(gates::largest_micro_batch(prepared));
+        let Prepared { corpus, steps, policies, checkpoint, lora, given, spec, text, .. } = prepared;
         let corpus: &Corpus = corpus;
         let held_out = corpus.evaluation(self.config.eval.max_records_per_root);
         let evaluation = Evaluation {
             config: self.config,
             folder: self.folder,
-            engine,
+            engine: &engine,
             roots: &corpus.roots,
             records: &held_out,
+            tokens_at_once,
             initial: given.as_ref().map(|given| &given.adapter),
             gate: held_out_gate,
             stop: self.stop,
@@ -392,19 +396,19 @@ impl Session<'_> {
             config: self.config,
             config_sha256: &provenance.config_sha256.clone(),
             folder: self.folder,
-            engine,
+            engine: &engine,
             records: &corpus.train,
             stop: self.stop,
             evaluation: &evaluation,
         };
         let trained = parts.train(steps, &mut policies.scheduling, from, &mut provenance.gates, reporter)?;
-        let step = trained.progress.step;
+        let step = trained.step;
         if let Some(reason) = &trained.stopped {
             return Ok(self.interrupted(reason, step, reporter));
         }
         let best = trained.best.map(|(step, loss)| BestEvaluation { step, loss });
-        let exported = self.exported(best.as_ref(), &trained.progress, engine, lora)?;
-        let (exported_step, adapter) = exported.as_ref().map_or((step, &trained.progress.adapter), |(s, a)| (*s, a));
+        let exported = self.exported(best.as_ref(), step, &engine, lora)?;
+        let (exported_step, adapter) = exported.as_ref().map_or((step, &trained.adapter), |(s, a)| (*s, a));
         let after = evaluation.losses(Some(adapter), exported_step, reporter)?;
         if self.stop.is_set() {
             return Ok(self.interrupted("a signal asked it to stop", step, reporter));
@@ -426,11 +430,17 @@ impl Session<'_> {
             outcome.held_out = finish::report_change(&corpus.roots, before, after, &corpus.copied(&held_out), reporter);
         }
         let template = corpus.template.as_ref().map(|t| t.source.as_str());
+        // An export goes by its files, a tensor or a layer at a time.
+        let device = engine.model.device.clone();
+        drop(engine);
+        memory::give_back();
         let exports = Exports {
             config: self.config,
             folder: self.folder,
             checkpoint,
-            engine,
+            spec,
+            text,
+            device: &device,
             template,
             adapter,
             held_out: &held_out,
@@ -447,12 +457,12 @@ impl Session<'_> {
     fn exported(
         &self,
         best: Option<&BestEvaluation>,
-        last: &Progress,
+        last_step: u64,
         engine: &Engine,
         lora: &LoraPlan,
     ) -> Result<Option<(u64, Adapter)>> {
         let Some(best) =
-            best.filter(|best| self.config.export.checkpoint == ExportedCheckpoint::Best && best.step != last.step)
+            best.filter(|best| self.config.export.checkpoint == ExportedCheckpoint::Best && best.step != last_step)
         else {
             return Ok(None);
         };

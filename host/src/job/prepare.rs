@@ -15,7 +15,7 @@ use crate::model::lora::{LoraPlan, group};
 use crate::model::peft;
 use crate::model::spec::ModelSpec;
 use crate::model::weights::Model;
-use crate::plugins::{ExportPlan, Identity, Origin, PlanRequest, Sampler};
+use crate::plugins::{Exporter, Origin, PlanRequest, Sampler};
 use crate::report::{Reporter, bytes, duration};
 use crate::train::engine::Engine;
 use crate::train::gates;
@@ -50,10 +50,23 @@ pub struct Prepared {
 }
 
 /// `export/adapter` is read again as an adapter; a plugin that merges has its place after the run, where its files are judged.
-fn refuse_what_is_no_adapter(layout: &ExportPlan, exporter: &Identity) -> Result<()> {
+///
+/// # Errors
+/// `config::exporter` where the exporter lays out no adapter; those of asking it.
+pub fn check_exporter(
+    config: &Config,
+    exporter: &mut Exporter,
+    lora: &LoraPlan,
+    spec: &ModelSpec,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    if !config.export.adapter {
+        return Ok(());
+    }
+    let layout = exporter.plan(&export::untrained(lora, spec, checkpoint, None)?)?;
     match layout.texts.iter().any(|(name, _)| name == peft::CONFIG_FILE) {
         true => Ok(()),
-        false => Err(Error::new("config::exporter", format!("{exporter} lays out no adapter"))
+        false => Err(Error::new("config::exporter", format!("{} lays out no adapter", exporter.identity()))
             .expected(format!("a plugin that writes {}, such as peft-adapter", peft::CONFIG_FILE))
             .help("leave plugins.exporter as it is, and export after the run: tunehost export RUN --exporter NAME")),
     }
@@ -94,10 +107,7 @@ impl Prepared {
             let of = run.as_ref().map(|run| format!(" of run {run}")).unwrap_or_default();
             reporter.line(format!("starts from {}{of}", weights.path.display()));
         }
-        if config.export.adapter {
-            let layout = policies.exporter.plan(&export::untrained(&lora, &spec, &checkpoint, None)?)?;
-            refuse_what_is_no_adapter(&layout, policies.exporter.identity())?;
-        }
+        check_exporter(config, &mut policies.exporter, &lora, &spec, &checkpoint)?;
 
         let started = Instant::now();
         let (data, template) = (&config.data, &config.template);

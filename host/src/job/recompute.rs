@@ -16,7 +16,7 @@ use crate::run::metrics::{self, Metric};
 use crate::run::provenance::{Outcome, Provenance};
 use crate::run::verify::Check;
 use crate::train::engine::Engine;
-use crate::train::evaluate::{RecordLoss, compare, evaluate, summary};
+use crate::train::evaluate::{MOST_TOKENS, RecordLoss, compare, evaluate, summary};
 use crate::train::gates::StepGates;
 use crate::train::optimizer::AdamW;
 use crate::train::state;
@@ -178,7 +178,7 @@ impl Again<'_> {
         let Config { eval, train, .. } = self.config;
         let corpus = &self.prepared.corpus;
         let records = corpus.evaluation(eval.max_records_per_root);
-        let losses = evaluate(&self.engine, adapter, &records, &mut |_| {}, &|| false).unwrap_or_default();
+        let losses = evaluate(&self.engine, adapter, &records, MOST_TOKENS, &mut |_| {}, &|| false).unwrap_or_default();
         let file = self.losses_file(step);
         let recorded = fs::read(&file).map_err(|e| Error::io("read", &file, e))?;
         if serde_json::to_vec(&losses).expect("losses are numbers and strings") != recorded {

@@ -48,8 +48,10 @@ pub struct Progress {
 
 /// What the loop leaves.
 pub struct Trained {
-    /// The state after the last step that ran.
-    pub progress: Progress,
+    /// The last step that ran.
+    pub step: u64,
+    /// The adapters after it.
+    pub adapter: Adapter,
     /// Steps that were done before this process.
     pub done_before: u64,
     /// Why it was interrupted before the last step, if it was.
@@ -235,7 +237,8 @@ impl Loop<'_> {
         reporter.finish_steps();
         let Trainer { adapter, optimizer, .. } = trainer;
         Ok(Trained {
-            progress: Progress { step: optimizer.step, adapter, optimizer, metrics: None },
+            step: optimizer.step,
+            adapter,
             done_before: first,
             stopped,
             ended,

@@ -305,10 +305,16 @@ impl Checkpoint {
     /// The bytes of a stored tensor, whose pages are given back; none where there is none.
     fn take(&self, name: &str) -> Vec<u8> {
         let Some(entry) = self.entries.get(name) else { return Vec::new() };
-        let (file, len) = (&self.files[entry.file].1, entry.size_bytes());
-        let bytes = file[entry.start..entry.end].to_vec();
-        release_pages(file, entry.start, len);
+        let bytes = self.files[entry.file].1[entry.start..entry.end].to_vec();
+        self.release(name);
         bytes
+    }
+
+    /// Gives the mapped pages of a stored tensor back, once it was read.
+    pub fn release(&self, name: &str) {
+        if let Some(entry) = self.entries.get(name) {
+            release_pages(&self.files[entry.file].1, entry.start, entry.size_bytes());
+        }
     }
 }
 

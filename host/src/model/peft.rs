@@ -1,16 +1,17 @@
 //! Adapter folders as PEFT writes and reads them: `adapter_config.json` and `adapter_model.safetensors`.
 
-use super::adapter::{Adapter, OTHER_BASE, TensorMap};
+use super::adapter::{Adapter, LowRank, OTHER_BASE, TensorMap, peft_names, values};
 use super::checkpoint::to_f32;
 use super::lora::{LoraPlan, never_adapted};
 use super::spec::{ModelSpec, TIED_COPY};
 use crate::config::{LoraConfig, Targets};
 use crate::error::{Error, Result};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use regex::Regex;
 use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensors, View};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -27,8 +28,42 @@ const FILES: &str = "an adapter folder holds adapter_config.json and adapter_mod
 
 /// The bytes of a safetensors file with the adapter's tensors in f32 under their PEFT names.
 pub fn weights_bytes(adapter: &Adapter) -> Vec<u8> {
-    let tensors = adapter.tensors();
-    f32_safetensors(tensors.iter().map(|(name, shape, values)| (name.as_str(), &shape[..], &values[..])))
+    let pairs = adapter.plan.modules.iter().zip(&adapter.modules);
+    tensor_file(pairs.flat_map(|(module, LowRank { a, b })| peft_names(module).into_iter().zip([a.clone(), b.clone()])))
+}
+
+/// A tensor of a device, whose values are copied when they are written.
+struct OnDevice {
+    shape: [usize; 2],
+    tensor: Tensor<2>,
+}
+
+impl View for OnDevice {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(values(&self.tensor).iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * size_of::<f32>()
+    }
+}
+
+/// A safetensors file of f32 tensors on a device: beside its bytes memory holds one of them at a time.
+pub fn tensor_file(tensors: impl IntoIterator<Item = (String, Tensor<2>)>) -> Vec<u8> {
+    let views = tensors.into_iter().map(|(name, tensor)| (name, OnDevice { shape: tensor.dims(), tensor }));
+    safetensors::serialize(views, Some(pt_metadata())).expect("names are distinct and headers small")
+}
+
+fn pt_metadata() -> HashMap<String, String> {
+    HashMap::from([("format".to_string(), "pt".to_string())])
 }
 
 /// A safetensors file of f32 tensors.
@@ -40,8 +75,7 @@ pub fn f32_safetensors<'a>(tensors: impl IntoIterator<Item = (&'a str, &'a [usiz
     let views = bytes.iter().map(|(name, shape, bytes)| {
         (*name, TensorView::new(Dtype::F32, shape.to_vec(), bytes).expect("the shape fits the values"))
     });
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    safetensors::serialize(views, Some(metadata)).expect("names are distinct and headers small")
+    safetensors::serialize(views, Some(pt_metadata())).expect("names are distinct and headers small")
 }
 
 /// 2-D float tensors of a safetensors buffer, by name.

@@ -183,10 +183,13 @@ pub fn blocks(
 
 /// Bytes of the text stack of `spec` on the device.
 pub fn device_bytes(spec: &ModelSpec, weights: WeightDtype) -> usize {
-    let of = |(name, shape): (&String, &Vec<usize>)| {
-        block_of(spec, name).map_or(0, |block| shape.iter().product::<usize>() * block.value_bytes(weights))
-    };
-    spec.tensors.iter().map(of).sum()
+    spec.tensors.keys().map(|name| tensor_device_bytes(spec, name, weights)).sum()
+}
+
+/// Bytes of one tensor of it on the device; 0 for a name that is not in it.
+pub fn tensor_device_bytes(spec: &ModelSpec, name: &str, weights: WeightDtype) -> usize {
+    let values = spec.tensors.get(name).map_or(0, |shape| shape.iter().product());
+    block_of(spec, name).map_or(0, |block| values * block.value_bytes(weights))
 }
 
 /// The block of a tensor of the text stack; `None` for a name that is not in it.

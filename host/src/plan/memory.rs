@@ -6,7 +6,7 @@
 
 use super::blocks::device_bytes;
 use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord, TrainConfig};
-use crate::model::config::{LayerConfig, TextConfig};
+use crate::model::config::{LayerConfig, MoeConfig, TextConfig};
 use crate::model::lora::LoraPlan;
 use crate::model::spec::{ModelSpec, Slot};
 use crate::run::machine::resident_bytes;
@@ -18,8 +18,9 @@ const F32: usize = size_of::<f32>();
 /// Bytes of a logit where a loss is computed from full logits: bf16 logits, their f32 copy, the values before the softcap that
 /// autodiff keeps, and the softmax that becomes the gradient.
 const NAIVE_LOGIT_BYTES: usize = 2 + 4 + 4 + 4;
-/// Share of what is allocated that the allocator holds beside it: an assumption.
-pub const SLACK: f64 = 0.05;
+/// What computing adds to the memory of a process that has only planned: pages of the program, stacks of threads and what they
+/// freed. An assumption, for a CPU.
+pub const COMPUTING_BYTES: usize = 9 << 20;
 
 /// A micro-batch whose rows are all full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +45,8 @@ pub struct Memory {
     pub base_bytes: usize,
     /// Adapters, the sum of their gradients, and AdamW's two moments.
     pub adapters_gradients_adamw_bytes: usize,
-    /// Adapters and moments once more, while a checkpoint is written beside the training.
+    /// Adapters and moments once more, while a checkpoint is written beside the training; where the device's memory is the host's, with
+    /// the bytes of its files.
     pub checkpoint_snapshot_bytes: usize,
     /// The residual stream before each layer as it is kept, and the tables of the rotary embedding.
     pub layer_inputs_bytes: usize,
@@ -58,9 +60,10 @@ pub struct Memory {
     pub loss_head_bytes: usize,
     /// Logits of the whole micro-batch with their copies, if the loss head did not go by chunks; in no sum.
     pub naive_loss_head_bytes: usize,
-    /// Program, plugins, tokenizer and corpus, where they share the device's memory: measured of the process that plans.
+    /// Program, plugins, tokenizer and corpus, where they share the device's memory: measured of the process that plans, and
+    /// [`COMPUTING_BYTES`].
     pub process_bytes: usize,
-    /// What the allocator holds beside what was asked for ([`SLACK`]).
+    /// What the allocator holds beside what was asked for ([`Model::slack_share`]).
     pub slack_bytes: usize,
     /// The highest sum of parts that live at once, slack included.
     pub peak_bytes: usize,
@@ -95,7 +98,10 @@ impl<'a> Model<'a> {
             lora,
             train: &config.train,
             base_bytes: device_bytes(spec, config.model.weights),
-            process_bytes: if config.model.device == "cpu" { resident_bytes().unwrap_or(0) } else { 0 },
+            process_bytes: match &*config.model.device {
+                "cpu" => resident_bytes().unwrap_or(0) + COMPUTING_BYTES,
+                _ => 0,
+            },
             runtime: match &*config.model.device {
                 "cpu" => Runtime::Cpu { threads: rayon::current_num_threads() },
                 _ => Runtime::Cubecl,
@@ -126,7 +132,7 @@ impl Model<'_> {
         let stream = n * hidden * F32;
         let kept_stream = n * hidden * self.train.residuals.size_bytes();
         let adapters = self.lora.parameters() * F32;
-        let fixed = self.process_bytes + self.base_bytes + 4 * adapters + 3 * adapters;
+        let fixed = self.process_bytes + self.base_bytes + 4 * adapters + self.snapshot_bytes();
         let tables = self.rope_bytes(n);
 
         let chunk = self.train.loss_chunk_rows.min(n);
@@ -163,11 +169,11 @@ impl Model<'_> {
         if at_loss > worst.0 {
             worst = (at_loss, inputs, kept);
         }
-        let slack = ((fixed + worst.0) as f64 * SLACK) as usize;
+        let slack = self.slack(fixed + worst.0);
         Memory {
             base_bytes: self.base_bytes,
             adapters_gradients_adamw_bytes: 4 * adapters,
-            checkpoint_snapshot_bytes: 3 * adapters,
+            checkpoint_snapshot_bytes: self.snapshot_bytes(),
             layer_inputs_bytes: worst.1,
             kept_bytes: worst.2,
             attention_bytes: attention_most,
@@ -180,8 +186,27 @@ impl Model<'_> {
         }
     }
 
+    /// Share of what is allocated that the allocator holds beside it: an assumption.
+    pub fn slack_share(&self) -> f64 {
+        match self.runtime {
+            Runtime::Cpu { .. } => 0.02,
+            Runtime::Cubecl => 0.05,
+        }
+    }
+
+    /// What the allocator is assumed to hold beside `bytes`.
+    pub(super) fn slack(&self, bytes: usize) -> usize {
+        (bytes as f64 * self.slack_share()) as usize
+    }
+
+    /// What a checkpoint on its way takes: adapters and moments, and in the host's memory the bytes of its files.
+    pub(super) fn snapshot_bytes(&self) -> usize {
+        let copies = if matches!(self.runtime, Runtime::Cpu { .. }) { 3 + 3 } else { 3 };
+        copies * self.lora.parameters() * F32
+    }
+
     /// Cosines and sines for each kind of layer.
-    fn rope_bytes(&self, n: usize) -> usize {
+    pub(super) fn rope_bytes(&self, n: usize) -> usize {
         let mut heads: Vec<_> = self.text.layers.iter().map(|layer| (layer.kind, layer.head_dim)).collect();
         heads.sort_unstable();
         heads.dedup();
@@ -228,10 +253,25 @@ impl Model<'_> {
     /// What is there beside the graph of the attention half while attention itself is pulled back: gradients and workspace.
     fn attention_gradients(&self, layer: &LayerConfig, n: usize) -> usize {
         let (q, kv) = (self.text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
-        let heads = Heads { query: self.text.heads, kv: layer.kv_heads, dim: layer.head_dim };
         // The layer's output, its gradient and that of the residual are there; what came after attention is used up, its
         // projection and the stream behind it. The gradients of result and queries, of keys and values.
-        n * (self.text.hidden_size + 2 * q + 2 * kv) * F32 + attention::workspace_bytes(self.runtime, n, heads)
+        n * (self.text.hidden_size + 2 * q + 2 * kv) * F32 + self.attention_workspace(layer, n)
+    }
+
+    pub(super) fn attention_workspace(&self, layer: &LayerConfig, n: usize) -> usize {
+        let heads = Heads { query: self.text.heads, kv: layer.kv_heads, dim: layer.head_dim };
+        attention::workspace_bytes(self.runtime, n, heads)
+    }
+
+    pub(super) fn experts_workspace(&self, moe: MoeConfig, n: usize) -> usize {
+        let shape = moe::Shape {
+            tokens: n,
+            top_k: moe.top_k,
+            experts: moe.experts,
+            hidden: self.text.hidden_size,
+            intermediate: moe.intermediate_size,
+        };
+        moe::workspace_bytes(self.runtime, &shape)
     }
 
     /// What is there beside the graph of the whole layer at the worst moment of the feed-forward half, which goes from the sum
@@ -248,17 +288,10 @@ impl Model<'_> {
             // the gradients of the layer's output and of the residual; the last dense product is used up
             return n * (hidden + of_dense) * F32 + dense_workspace;
         };
-        let shape = moe::Shape {
-            tokens: n,
-            top_k: moe.top_k,
-            experts: moe.experts,
-            hidden,
-            intermediate: moe.intermediate_size,
-        };
         // While the experts are pulled back: gradients of the layer's output, of the residual, of both halves of the sum and of
         // what went into the experts; the sum and both halves are used up. At the activation, what went into the experts is
         // too, and its gradient is the only one left of the halves.
-        let at_experts = n * (2 * hidden + moe.top_k) * F32 + moe::workspace_bytes(self.runtime, &shape);
+        let at_experts = n * (2 * hidden + moe.top_k) * F32 + self.experts_workspace(moe, n);
         let at_activation = (n * of_dense * F32 + dense_workspace).saturating_sub(n * hidden * F32);
         at_experts.max(at_activation)
     }

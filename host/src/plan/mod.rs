@@ -4,6 +4,7 @@
 
 pub mod blocks;
 pub mod memory;
+pub mod phases;
 pub mod report;
 pub mod steps;
 mod text;

@@ -2,6 +2,7 @@
 
 use super::blocks::{BlockSize, blocks};
 use super::memory::{Memory, Model, Shape};
+use super::phases::{Beside, Evaluation, Export, RunPeak};
 use super::steps::{Schedule, Speed, Steps};
 use super::work::active_layer_parameters;
 use super::{Source, Spread};
@@ -177,8 +178,8 @@ impl Limit {
         }
     }
 
-    fn fits(self, memory: &Memory) -> Option<bool> {
-        self.bytes.map(|bytes| memory.peak_bytes <= bytes)
+    fn fits(self, peak_bytes: usize) -> Option<bool> {
+        self.bytes.map(|bytes| peak_bytes <= bytes)
     }
 }
 
@@ -212,6 +213,12 @@ pub struct MemoryReport {
     pub configured: Sized,
     /// The largest micro-batch that the sampler planned, as one row.
     pub planned: Sized,
+    /// While held-out records are evaluated; null where none are.
+    pub evaluation: Option<Evaluation>,
+    /// While a merged model is written and judged; null where none is asked for.
+    pub export: Option<Export>,
+    /// The run: the highest of those three.
+    pub run: RunPeak,
     /// Of the configured length, the most of 1 to 8 rows that fit. Null where none does, or that is not known.
     pub most_rows: Option<Sized>,
     /// Of the configured rows, the longest of the table's lengths at which they fit. Null likewise.
@@ -221,11 +228,11 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    fn new(config: &Config, model: &Model, limit: Limit, planned_tokens: usize) -> Self {
+    fn new(config: &Config, model: &Model, limit: Limit, planned_tokens: usize, beside: Beside) -> Self {
         let sized = |micro_batch: usize, seq_len_tokens: usize| {
             let shape = Shape { micro_batch, seq_len_tokens };
             let memory = model.memory(shape);
-            Sized { shape, memory, fits: limit.fits(&memory) }
+            Sized { shape, memory, fits: limit.fits(memory.peak_bytes) }
         };
         let asked = config.data.max_seq_len;
         let mut lengths = SEQ_LENS.to_vec();
@@ -243,6 +250,14 @@ impl MemoryReport {
             fitting().filter(|s| s.shape.seq_len_tokens == asked).max_by_key(|s| s.shape.micro_batch).copied();
         let lengths = lengths.iter().map(|length| sized(rows, *length));
         let longest = lengths.filter(|sized| sized.fits == Some(true)).max_by_key(|sized| sized.shape.seq_len_tokens);
+        let planned = sized(1, planned_tokens);
+        let Beside { evaluation, export } = beside;
+        let peaks = [
+            Some(("steps", planned.memory.peak_bytes)),
+            evaluation.map(|evaluation| ("evaluation", evaluation.peak_bytes)),
+            export.map(|export| ("export", export.peak_bytes)),
+        ];
+        let (of, peak_bytes) = peaks.into_iter().flatten().max_by_key(|(_, bytes)| *bytes).expect("there are steps");
         Self {
             source: Source::Computed,
             kernels: match model.runtime {
@@ -251,9 +266,12 @@ impl MemoryReport {
             },
             device: config.model.device.clone(),
             limit,
-            slack_share: super::memory::SLACK,
+            slack_share: model.slack_share(),
             configured: sized(rows, asked),
-            planned: sized(1, planned_tokens),
+            planned,
+            evaluation,
+            export,
+            run: RunPeak { of, peak_bytes, fits: limit.fits(peak_bytes) },
             most_rows,
             longest,
             shapes,
@@ -299,6 +317,8 @@ pub struct CorpusCost {
     pub source: Source,
     /// Of how many rows lengths are known, and of how many that is a sample; null where all are.
     pub sample: Option<Sampled>,
+    /// Records whose lengths are known: what the length limit saw.
+    pub encoded_records: usize,
     /// Records to train on.
     pub records: usize,
     /// Records held out.
@@ -352,6 +372,7 @@ impl Report {
         base: Base,
         model: &Model,
         limit: Limit,
+        beside: Beside,
         measured: Option<Measured>,
         corpus: &Corpus,
         sample: Option<Sampled>,
@@ -389,6 +410,7 @@ impl Report {
         let corpus = CorpusCost {
             source: if sample.is_some() { Source::Estimated } else { Source::Measured },
             sample,
+            encoded_records: corpus.report.roots.iter().map(|root| root.records as usize).sum(),
             records: corpus.train.len(),
             held_out_records: corpus.held_out.len(),
             left_out_records,
@@ -397,30 +419,39 @@ impl Report {
             truncation: corpus.report.clone(),
         };
         let adapters = Adapters::new(model, base.parameters);
-        let memory = MemoryReport::new(config, model, limit, steps.largest_micro_batch_tokens);
+        let memory = MemoryReport::new(config, model, limit, steps.largest_micro_batch_tokens, beside);
         Self { base, adapters, memory, measured, steps, corpus, speed, schedules, disk }
     }
 
-    /// Whether the run's largest micro-batch fits, as far as that is known.
+    /// Whether the run fits, as far as that is known.
     ///
     /// # Errors
     /// `gate::free_memory`.
     pub fn require_fit(&self) -> Result<()> {
-        let MemoryReport { planned, limit, .. } = &self.memory;
-        if planned.fits != Some(false) {
+        let MemoryReport { planned, run, limit, .. } = &self.memory;
+        if run.fits != Some(false) {
             return Ok(());
         }
+        let (what, help) = match run.of {
+            "evaluation" => ("the evaluation of held-out records".into(), "eval.max_records_per_root = 0 turns it off"),
+            "export" => (
+                "the merged model's export".into(),
+                "export.merged = false leaves it out; tunehost export RUN writes one on a machine with more",
+            ),
+            _ => (
+                format!("the largest planned micro-batch, {} tokens,", planned.shape.tokens()),
+                "train.recompute_granularity = \"full\", fewer rows (train.micro_batch) or shorter records \
+                 (data.max_seq_len) take less",
+            ),
+        };
         let message = format!(
-            "the largest planned micro-batch, {} tokens, takes {} at its peak, and the device has {} ({})",
-            planned.shape.tokens(),
-            bytes(planned.memory.peak_bytes),
+            "{what} takes {} at its peak, and the device has {} ({})",
+            bytes(run.peak_bytes),
             bytes(limit.bytes.unwrap_or_default()),
             limit.source.map_or("", Source::name)
         );
-        Err(Error::new("gate::free_memory", message).expected("a peak within the device's memory").help(
-            "model.weights = \"bf16\", train.recompute_granularity = \"full\", fewer rows (train.micro_batch) or shorter \
-             records (data.max_seq_len) take less",
-        ))
+        let error = Error::new("gate::free_memory", message).expected("a peak within the device's memory");
+        Err(error.help(help).help("model.weights = \"bf16\" takes two bytes a parameter"))
     }
 
     /// The adapters as a table.

@@ -2,6 +2,7 @@
 
 use super::Source;
 use super::blocks::BlockSize;
+use super::memory::COMPUTING_BYTES;
 use super::report::{MeasuredShape, Report, Sized};
 use crate::model::lora::group;
 use crate::report::{bytes, duration};
@@ -81,6 +82,12 @@ impl Report {
         }
         let Sized { shape, memory: m, .. } = memory.configured;
         writeln!(out, "one step of {} rows of {} tokens, all full:", shape.micro_batch, group(shape.seq_len_tokens))?;
+        let process = match &*memory.device {
+            "cpu" => {
+                format!("program, plugins, tokenizer, corpus (measured, n = 1, + {} assumed)", bytes(COMPUTING_BYTES))
+            }
+            _ => "program, plugins, tokenizer, corpus: in the host's memory".into(),
+        };
         for (what, size) in [
             ("base", m.base_bytes),
             ("adapters, gradients, AdamW", m.adapters_gradients_adamw_bytes),
@@ -91,25 +98,33 @@ impl Report {
             ("one layer: dense MLP and experts", m.feed_forward_bytes),
             ("loss head, by chunks", m.loss_head_bytes),
             ("loss head, if it made full logits", m.naive_loss_head_bytes),
-            ("program, plugins, tokenizer, corpus (measured, n = 1)", m.process_bytes),
+            (&*process, m.process_bytes),
             ("slack", m.slack_bytes),
         ] {
-            writeln!(out, "  {what:<62} {:>10}", bytes(size))?;
+            writeln!(out, "  {what:<66} {:>10}", bytes(size))?;
         }
         let peak = "peak of the steps: of one layer and the loss head, the larger";
-        writeln!(out, "  {peak:<62} {:>10}{}", bytes(m.peak_bytes), verdict(memory.configured.fits))?;
+        writeln!(out, "  {peak:<66} {:>10}{}", bytes(m.peak_bytes), verdict(memory.configured.fits))?;
         let planned = memory.planned;
         writeln!(
             out,
-            "  {:<62} {:>10}{}",
+            "  {:<66} {:>10}{}",
             format!("peak of the largest planned micro-batch, {} tokens", group(planned.shape.seq_len_tokens)),
             bytes(planned.memory.peak_bytes),
             verdict(planned.fits)
         )?;
-        writeln!(
-            out,
-            "what comes after the steps is not in it: an export, above all that of a merged model, may take more (export.merged = false)"
-        )?;
+        let evaluation = memory.evaluation.map(|of| {
+            let tokens = group(of.batch_tokens);
+            (format!("peak while held-out records are evaluated, {tokens} tokens at once"), of.peak_bytes)
+        });
+        let export =
+            memory.export.map(|of| ("peak while the merged model is written and judged".to_string(), of.peak_bytes));
+        for (what, peak) in evaluation.into_iter().chain(export) {
+            writeln!(out, "  {what:<66} {:>10}", bytes(peak))?;
+        }
+        let run = memory.run;
+        let what = format!("peak of the run: the highest of these, that of the {}", run.of);
+        writeln!(out, "  {what:<66} {:>10}{}", bytes(run.peak_bytes), verdict(run.fits))?;
         let (rows, length) = (memory.configured.shape.micro_batch, memory.configured.shape.seq_len_tokens);
         if let Some(most) = memory.most_rows {
             writeln!(
@@ -166,7 +181,7 @@ impl Report {
             match micro_batch_s {
                 Some(time) => writeln!(
                     out,
-                    "peak {} measured, {} computed; {time} s a micro-batch",
+                    "peak {} measured (n = 1), {} computed; {time} s a micro-batch (measured)",
                     size(*peak_bytes),
                     bytes(*computed_peak_bytes)
                 )?,
@@ -180,8 +195,13 @@ impl Report {
         let c = &self.corpus;
         writeln!(
             out,
-            "\ncorpus ({}), {} records to train on, {} held out, {} left out by the sampler",
+            "\ncorpus ({}{}), {} records to train on, {} held out, {} left out by the sampler; lengths in tokens",
             c.source.name(),
+            if c.sample.is_none() {
+                format!(": every record encoded, n = {}", group(c.encoded_records))
+            } else {
+                String::new()
+            },
             group(c.records),
             group(c.held_out_records),
             group(c.left_out_records)
@@ -228,9 +248,10 @@ impl Report {
         }
         for schedule in &self.schedules {
             let stopped = schedule.stopped.as_ref().map(|why| format!("; stopped {why}")).unwrap_or_default();
+            let late = if schedule.checkpoints.len() == 1 { ": none before the end" } else { "" };
             writeln!(
                 out,
-                "  {} ({}): {} of training, {} checkpoints, the first after step {}{stopped}",
+                "  {} ({}): {} of training, {} checkpoints, the first after step {}{late}{stopped}",
                 schedule.at,
                 schedule.source.name(),
                 duration(Duration::from_secs_f64(schedule.training_s)),
@@ -253,7 +274,7 @@ impl Report {
         )?;
         let enough = d.free_bytes.map_or(String::new(), |free| {
             let fits = if d.run_bytes as u64 <= free { "fits" } else { "does not fit" };
-            format!(", {} free (measured): {fits}", bytes(free as usize))
+            format!(", {} free (measured, n = 1): {fits}", bytes(free as usize))
         });
         write!(
             out,

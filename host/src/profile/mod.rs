@@ -109,7 +109,7 @@ pub fn profile(
             }
             began = Instant::now();
         }
-        if number >= WARM_UP_STEPS && name != "cpu" {
+        if number >= WARM_UP_STEPS && config.model.device != "cpu" {
             let started = Instant::now();
             trainer.step(number as u64, step, &mut gates)?;
             _ = device.sync();

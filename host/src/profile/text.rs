@@ -23,7 +23,7 @@ impl Display for Report {
                  which the times below are of; median {step} s: {} is waited for before and after every kernel, so that its time is \
                  its own, and nothing runs beside anything else",
                 per_s(mean_s),
-                self.device
+                self.setting.device
             )?,
             _ => writeln!(
                 out,

@@ -9,8 +9,32 @@ use crate::model::rng::SplitMix64;
 use crate::run::metrics::{HeldOutMetrics, RootMetrics, nan_from_null};
 use serde::{Deserialize, Serialize};
 
-/// Tokens evaluated at once; a record longer than this is a batch of its own.
-const BATCH_TOKENS: usize = 4096;
+/// Most tokens that are evaluated at once, beyond one record.
+pub const MOST_TOKENS: usize = 4096;
+/// Fewer make each of the base's matrices be read for little.
+const LEAST_TOKENS: usize = 1024;
+
+/// Tokens that are evaluated at once in a run whose largest micro-batch has `largest_tokens`: an evaluation, which keeps nothing for
+/// a backward pass, then takes less memory than a step.
+pub fn tokens_at_once(largest_tokens: usize) -> usize {
+    largest_tokens.clamp(LEAST_TOKENS, MOST_TOKENS)
+}
+
+/// `records` in their order, as many together as have `most_tokens` at most; a longer one is alone.
+pub fn batches<'a, 'r>(records: &'a [&'r Record], most_tokens: usize) -> impl Iterator<Item = &'a [&'r Record]> {
+    let mut rest = records;
+    std::iter::from_fn(move || {
+        let mut tokens = 0;
+        let fits = rest.iter().take_while(|record| {
+            tokens += record.tokens.len();
+            tokens <= most_tokens
+        });
+        let count = fits.count().max(1).min(rest.len());
+        let (now, later) = rest.split_at(count);
+        rest = later;
+        (count > 0).then_some(now)
+    })
+}
 
 /// Summed loss of one record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,28 +50,21 @@ pub struct RecordLoss {
     pub tokens: usize,
 }
 
-/// Losses of `records` in their order, also those that are no number ([`finite`]). A record's loss does not depend on the records
-/// evaluated beside it. `progress` is told the records done; `stop` ends early with `None`.
+/// Losses of `records` in their order, also those that are no number ([`finite`]), `most_tokens` at once ([`batches`]). A record's
+/// loss does not depend on the records evaluated beside it. `progress` is told the records done; `stop` ends early with `None`.
 pub fn evaluate(
     engine: &Engine,
     adapter: Option<&Adapter>,
     records: &[&Record],
+    most_tokens: usize,
     progress: &mut dyn FnMut(usize),
     stop: &dyn Fn() -> bool,
 ) -> Option<Vec<RecordLoss>> {
     let mut out = Vec::with_capacity(records.len());
-    let mut rest = records;
-    while !rest.is_empty() {
+    for now in batches(records, most_tokens) {
         if stop() {
             return None;
         }
-        let mut tokens = 0;
-        let fits = rest.iter().take_while(|r| {
-            tokens += r.tokens.len();
-            tokens <= BATCH_TOKENS
-        });
-        let (now, later) = rest.split_at(fits.count().max(1));
-        rest = later;
         let batch = Batch::of(now.iter().copied());
         let losses = engine.losses(adapter, &batch);
         let mut start = 0;

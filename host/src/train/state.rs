@@ -3,9 +3,9 @@
 use super::optimizer::{AdamW, Moments};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::model::adapter::{Adapter, peft_names, tensor, values};
+use crate::model::adapter::{Adapter, peft_names, tensor};
 use crate::model::lora::LoraPlan;
-use crate::model::peft::{f32_safetensors, read_tensors};
+use crate::model::peft::{read_tensors, tensor_file, weights_bytes};
 use burn::tensor::{Device, Tensor};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,16 +17,13 @@ pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
 /// The bytes of [`ADAPTER_FILE`] and [`OPTIMIZER_FILE`].
 pub fn to_files(adapter: &Adapter, optimizer: &AdamW) -> [(&'static str, Vec<u8>); 2] {
-    let mut tensors = Vec::new();
-    for (module, moments) in adapter.plan.modules.iter().zip(&optimizer.moments) {
-        for (name, Moments { m, v }) in peft_names(module).into_iter().zip(moments) {
-            tensors.push((format!("{name}.m"), m.dims(), values(m)));
-            tensors.push((format!("{name}.v"), v.dims(), values(v)));
-        }
-    }
-    let optimizer =
-        f32_safetensors(tensors.iter().map(|(name, shape, values)| (name.as_str(), &shape[..], &values[..])));
-    [(ADAPTER_FILE, crate::model::peft::weights_bytes(adapter)), (OPTIMIZER_FILE, optimizer)]
+    let modules = adapter.plan.modules.iter().zip(&optimizer.moments);
+    let moments = modules.flat_map(|(module, moments)| peft_names(module).into_iter().zip(moments));
+    let optimizer = tensor_file(
+        moments
+            .flat_map(|(name, Moments { m, v })| [(format!("{name}.m"), m.clone()), (format!("{name}.v"), v.clone())]),
+    );
+    [(ADAPTER_FILE, weights_bytes(adapter)), (OPTIMIZER_FILE, optimizer)]
 }
 
 /// The adapter and optimiser of a checkpoint taken after `step` steps.
