@@ -129,7 +129,9 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     // All that can be told: with a limit, at an assumed speed, and with measurements that are used or not.
     let more = ["--device-memory", "4GiB", "--peak-tflops", "1", "--utilisation", "0.1"];
     let table = include_str!("../host/src/plan/plan.md");
-    assert_documented(table, &[plan(&more), plan(&[&more[..], &["--set", "lora.rank=8"]].concat())]);
+    let merged = ["--set", "data.held_out=0.3", "--set", "export.merged=true"];
+    let samples = [&[][..], &["--set", "lora.rank=8"], &merged].map(|sets| plan(&[&more[..], sets].concat()));
+    assert_documented(table, &samples);
     fs::write(&path, "{").unwrap();
     assert!(ok(&["plan", &config]).contains("it cannot be read"));
     fs::remove_file(&path).unwrap();

@@ -20,7 +20,7 @@ const F32: usize = size_of::<f32>();
 const NAIVE_LOGIT_BYTES: usize = 2 + 4 + 4 + 4;
 /// What computing adds to the memory of a process that has only planned: pages of the program, stacks of threads and what they
 /// freed. An assumption, for a CPU.
-pub const COMPUTING_BYTES: usize = 9 << 20;
+pub const COMPUTING_BYTES: usize = 7 << 20;
 
 /// A micro-batch whose rows are all full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
