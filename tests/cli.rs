@@ -42,11 +42,22 @@ fn every_shipped_configuration_loads() {
     ] {
         assert!(shown.lines().any(|l| l.starts_with(line)), "{line} is not in\n{shown}");
     }
-    // It names a device of its own, which this build says it has not.
-    let said = fails(&["run", "configs/gemma4-26b-a4b.toml"], 9);
-    assert!(said.contains("device::unavailable") && said.contains("cuda:0"), "{said}");
-    let said = fails(&["run", QUICKSTART, "--device", "abacus"], 9);
-    assert!(said.contains("device::unavailable") && said.contains("abacus"), "{said}");
+}
+
+#[test]
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+fn a_device_that_a_build_has_not_is_refused_by_every_command_that_computes() {
+    let mut refusals: Vec<_> = common::refusals_of_device("cuda:0").into_iter().map(|said| ("cuda:0", said)).collect();
+    // A configuration may name one of its own.
+    refusals.push(("cuda:0", fails(&["run", "configs/gemma4-26b-a4b.toml"], 9)));
+    for device in ["wgpu", "cuda", "abacus"] {
+        refusals.push((device, fails(&["run", QUICKSTART, "--device", device], 9)));
+    }
+    for (device, said) in refusals {
+        for part in ["device::unavailable", device, "expected: cpu", "--features cuda", "--device cpu"] {
+            assert!(said.contains(part), "{part} is not in\n{said}");
+        }
+    }
 }
 
 #[test]

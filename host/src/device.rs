@@ -2,58 +2,111 @@
 
 use crate::config::WeightDtype;
 use crate::error::{Error, Result};
-use crate::hash::sha256;
 use crate::model::config::TextConfig;
 use crate::run::card::Card;
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
-use burn::tensor::{DType, DeviceKind};
-use std::collections::BTreeMap;
-use tunehost_kernels::resolve;
-use tunehost_kernels::simd::Isa;
+use burn::tensor::DeviceKind;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use nvml_wrapper::{Nvml, error::NvmlError};
+use tunehost_kernels::gpu::Adapter;
+pub use tunehost_kernels::resolve::sha256 as kernels_sha256;
+use tunehost_kernels::resolve::{self, Table};
+
+/// A device, as configurations name it.
+#[derive(Clone, Copy)]
+enum Name {
+    Cpu,
+    /// What wgpu finds; inside, the number of the discrete card that it pins.
+    #[cfg(feature = "wgpu")]
+    Wgpu(Option<usize>),
+    /// What CUDA counts as this one.
+    #[cfg(feature = "cuda")]
+    Cuda(u16),
+}
+
+impl Name {
+    fn parse(name: &str) -> Result<Self> {
+        let of_build = match name.split_once(':') {
+            None if name == "cpu" => Some(Self::Cpu),
+            #[cfg(feature = "wgpu")]
+            None if name == "wgpu" => Some(Self::Wgpu(None)),
+            #[cfg(feature = "wgpu")]
+            Some(("wgpu", card)) => card.parse().ok().map(|card| Self::Wgpu(Some(card))),
+            #[cfg(feature = "cuda")]
+            Some(("cuda", index)) => index.parse().ok().map(Self::Cuda),
+            _ => None,
+        };
+        of_build.ok_or_else(|| {
+            Error::new("device::unavailable", format!("this build of tunehost cannot run on `{name}`"))
+                .expected(built_in())
+                .help(
+                    "`wgpu` needs a build with `--features wgpu`, `cuda:0` one with `--features cuda`; to try a configuration \
+                     on the CPU: --device cpu",
+                )
+        })
+    }
+
+    /// What the device's runtime settled on, where the device is not the CPU.
+    fn adapter(self) -> Result<Option<Adapter>> {
+        match self {
+            Self::Cpu => Ok(None),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu(card) => tunehost_kernels::wgpu::adapter(card).map(Some).map_err(|reason| {
+                let which = card.map_or(String::new(), |card| format!(" that is the discrete card {card}"));
+                Error::new("device::unavailable", format!("wgpu finds no device{which}: {reason}"))
+                    .expected("a driver for Vulkan, Metal or DX12")
+                    .help("on Debian without a GPU: apt-get install mesa-vulkan-drivers")
+            }),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(index) => tunehost_kernels::cuda::adapter(index.into()).map(Some).map_err(|reason| {
+                Error::new("device::unavailable", format!("`cuda:{index}` cannot be used: {reason}"))
+                    .expected("an NVIDIA GPU that `nvidia-smi` lists, and the CUDA toolkit with NVRTC")
+                    .help("to try the configuration on the CPU: --device cpu")
+            }),
+        }
+    }
+}
 
 /// The devices of this build, as configurations name them.
-#[cfg(not(feature = "wgpu"))]
-const BUILT_IN: &str = "cpu";
-#[cfg(feature = "wgpu")]
-const BUILT_IN: &str = "cpu, wgpu, or wgpu:N for the N-th discrete card from 0";
+fn built_in() -> &'static str {
+    match (cfg!(feature = "wgpu"), cfg!(feature = "cuda")) {
+        (false, false) => "cpu",
+        (true, false) => "cpu, wgpu, or wgpu:N for the N-th discrete card from 0",
+        (false, true) => "cpu, or cuda:N for the N-th device of CUDA from 0",
+        (true, true) => "cpu, wgpu, wgpu:N for the N-th discrete card from 0, or cuda:N for the N-th device of CUDA",
+    }
+}
 
 /// The device that `name` names.
 ///
 /// # Errors
 /// `device::unavailable`.
 pub fn open(name: &str) -> Result<Device> {
-    match name {
-        "cpu" => {
+    let name = Name::parse(name)?;
+    name.adapter()?;
+    Ok(match name {
+        Name::Cpu => {
             tunehost_kernels::memory::keep_freed();
-            Ok(Device::flex())
+            Device::flex()
         }
         #[cfg(feature = "wgpu")]
-        name if wgpu(name).is_some() => {
-            let card = wgpu(name).flatten();
-            wgpu_adapter(card).map(|_| Device::wgpu(card.map_or_else(Default::default, DeviceKind::DiscreteGpu)))
-        }
-        other => Err(Error::new("device::unavailable", format!("this build of tunehost cannot run on `{other}`"))
-            .expected(BUILT_IN)
-            .help(
-                "`wgpu` needs a build with `--features wgpu`, and no build has CUDA yet; to try a configuration on the \
-                 CPU: --device cpu",
-            )),
-    }
+        Name::Wgpu(card) => Device::wgpu(card.map_or_else(Default::default, DeviceKind::DiscreteGpu)),
+        #[cfg(feature = "cuda")]
+        Name::Cuda(index) => Device::cuda(usize::from(index)),
+    })
 }
 
 /// Whether the device `name` takes the weights, the residual stream and the sizes of a model. None falls back to another device.
 ///
 /// # Errors
-/// `device::unsupported`, naming the kernel.
+/// `device::unavailable`; `device::unsupported`, naming the kernel.
 pub fn check(name: &str, weights: WeightDtype, residuals: WeightDtype, text: &TextConfig) -> Result<()> {
+    let device = Name::parse(name)?;
     #[cfg(feature = "wgpu")]
-    if wgpu(name).is_some() {
-        let unsupported = |kernel: &str, why: String| {
-            Error::new("device::unsupported", format!("the kernel `{kernel}` cannot run on `{name}`: {why}"))
-        };
+    if let Name::Wgpu(_) = device {
         if weights != WeightDtype::F32 {
-            return Err(unsupported("lora_linear", format!("it has no weights in {}", weights.name()))
+            return Err(unsupported(name, "lora_linear", &format!("it has no weights in {}", weights.name()))
                 .expected("model.weights = \"f32\"")
                 .help("WGSL has no bf16: keep the base in f32 (--set model.weights=f32), or run on the CPU"));
         }
@@ -63,14 +116,22 @@ pub fn check(name: &str, weights: WeightDtype, residuals: WeightDtype, text: &Te
                 .expected("train.residuals = \"f32\"")
                 .help("--set train.residuals=f32, or run on the CPU"));
         }
+    }
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if !matches!(device, Name::Cpu) {
         let most = tunehost_kernels::attention::cube::MAX_DIM;
         if let Some(layer) = text.layers.iter().find(|layer| layer.head_dim > most) {
-            return Err(unsupported("windowed_attention", format!("the base has heads of {} values", layer.head_dim))
-                .expected(format!("head_dim up to {most}")));
+            let why = format!("the base has heads of {} values", layer.head_dim);
+            return Err(unsupported(name, "windowed_attention", &why).expected(format!("head_dim up to {most}")));
         }
     }
-    let _ = (name, weights, residuals, text);
+    let _ = (device, weights, residuals, text);
     Ok(())
+}
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn unsupported(device: &str, kernel: &str, why: &str) -> Error {
+    Error::new("device::unsupported", format!("the kernel `{kernel}` cannot run on `{device}`: {why}"))
 }
 
 /// The device's hardware as its driver names it, where the device is not the CPU.
@@ -78,25 +139,22 @@ pub fn check(name: &str, weights: WeightDtype, residuals: WeightDtype, text: &Te
 /// # Errors
 /// `device::unavailable`.
 pub fn hardware_name(name: &str) -> Result<Option<String>> {
-    #[cfg(feature = "wgpu")]
-    if let Some(card) = wgpu(name) {
-        return wgpu_adapter(card).map(|adapter| Some(adapter.name));
-    }
-    let _ = name;
-    Ok(None)
+    Ok(Name::parse(name)?.adapter()?.map(|adapter| adapter.name))
 }
 
-/// The driver of the device `name` as the device names it, where the device is not the CPU.
+/// The driver of the device `name` as it names itself, where the device is not the CPU.
 ///
 /// # Errors
 /// `device::unavailable`.
 pub fn driver(name: &str) -> Result<Option<String>> {
-    #[cfg(feature = "wgpu")]
-    if let Some(card) = wgpu(name) {
-        return wgpu_adapter(card).map(|adapter| adapter.driver);
+    let device = Name::parse(name)?;
+    let adapter = device.adapter()?;
+    // CUDA does not tell.
+    #[cfg(feature = "cuda")]
+    if let Name::Cuda(_) = device {
+        return Ok(nvml(|nvml| nvml.sys_driver_version()).map(|version| format!("NVIDIA {version}")));
     }
-    let _ = name;
-    Ok(None)
+    Ok(adapter.and_then(|adapter| adapter.driver))
 }
 
 /// The graphics card that the device `name` computes on, where it is one.
@@ -104,19 +162,14 @@ pub fn driver(name: &str) -> Result<Option<String>> {
 /// # Errors
 /// `device::unavailable`.
 pub fn card(name: &str) -> Result<Option<Card>> {
-    #[cfg(feature = "wgpu")]
-    if let Some(card) = wgpu(name) {
-        let adapter = wgpu_adapter(card)?;
-        return Ok(adapter.is_card.then(|| Card::new(std::path::Path::new("/"), adapter.pci)));
-    }
-    let _ = name;
-    Ok(None)
+    let adapter = Name::parse(name)?.adapter()?.filter(|adapter| adapter.is_card);
+    Ok(adapter.map(|adapter| Card::new(std::path::Path::new("/"), adapter.pci)))
 }
 
 /// The processes that NVIDIA's driver says compute on a card; none where it is another's, or does not tell.
 pub fn computing(card: &Card) -> Vec<u32> {
-    #[cfg(feature = "wgpu")]
-    if let Some(processes) = nvml(card, |device| device.running_compute_processes()) {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let Some(processes) = nvml_of(card, |device| device.running_compute_processes()) {
         return processes.into_iter().map(|process| process.pid).collect();
     }
     let _ = card;
@@ -125,22 +178,24 @@ pub fn computing(card: &Card) -> Vec<u32> {
 
 /// Free memory of a card, as its driver tells; nothing where it does not.
 pub fn free_memory_bytes(card: &Card) -> Option<u64> {
-    #[cfg(feature = "wgpu")]
-    if let Some(memory) = nvml(card, |device| device.memory_info()) {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let Some(memory) = nvml_of(card, |device| device.memory_info()) {
         return Some(memory.free);
     }
     card.free_memory_bytes()
 }
 
-/// What NVIDIA's management library answers of a card; nothing where either is not there.
-#[cfg(feature = "wgpu")]
-fn nvml<T>(
-    card: &Card,
-    ask: impl FnOnce(&nvml_wrapper::Device) -> std::result::Result<T, nvml_wrapper::error::NvmlError>,
-) -> Option<T> {
-    let nvml = nvml_wrapper::Nvml::init().ok()?;
-    let device = nvml.device_by_pci_bus_id(card.pci()?).ok()?;
-    ask(&device).ok()
+/// What NVIDIA's management library answers; nothing where it is not there.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn nvml<T>(ask: impl FnOnce(&Nvml) -> std::result::Result<T, NvmlError>) -> Option<T> {
+    ask(&Nvml::init().ok()?).ok()
+}
+
+/// What it answers of a card; nothing where it does not know that.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn nvml_of<T>(card: &Card, ask: impl FnOnce(&nvml_wrapper::Device) -> std::result::Result<T, NvmlError>) -> Option<T> {
+    let pci = card.pci()?;
+    nvml(|nvml| ask(&nvml.device_by_pci_bus_id(pci)?))
 }
 
 /// What of the kernels of the device `name` is compiled in a run, in words.
@@ -153,9 +208,9 @@ pub fn compilation(name: &str) -> &'static str {
 
 /// Counts the kernels that are compiled for the device `name` from now on, until the count is asked for.
 pub fn count_compiled(name: &str) -> Box<dyn FnOnce() -> u64> {
-    #[cfg(feature = "wgpu")]
-    if wgpu(name).is_some() {
-        let launched = tunehost_kernels::wgpu::LaunchedKernels::new();
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if name != "cpu" {
+        let launched = tunehost_kernels::gpu::LaunchedKernels::new();
         return Box::new(|| launched.finish().len() as u64);
     }
     let _ = name;
@@ -167,69 +222,9 @@ pub fn count_compiled(name: &str) -> Box<dyn FnOnce() -> u64> {
 ///
 /// # Errors
 /// `device::unavailable`.
-pub fn kernels(name: &str, weights: WeightDtype) -> Result<[(&'static str, String); 7]> {
-    #[cfg(feature = "wgpu")]
-    if let Some(card) = wgpu(name) {
-        let kept = match weights {
-            WeightDtype::F32 => DType::F32,
-            WeightDtype::Bf16 => DType::BF16,
-        };
-        return tunehost_kernels::wgpu::kernels(card, kept).map_err(|reason| no_adapter(card, &reason));
-    }
-    let _ = name;
-    let isa = Isa::detect();
-    let f32 = format!("cpu-f32-{}", isa.name());
-    let products = match weights {
-        WeightDtype::F32 => f32.clone(),
-        WeightDtype::Bf16 if isa.multiplies_bf16() => format!("cpu-bf16-{}-bf16", isa.name()),
-        WeightDtype::Bf16 => format!("cpu-bf16-widened-{}", isa.name()),
-    };
-    Ok(resolve::table(f32, products))
-}
-
-/// SHA-256 over kernels and what they resolve to, in any order: the same where every kernel is computed by the same
-/// implementation, and so what a benchmark and a run are held against each other by.
-pub fn kernels_sha256<'a>(resolved: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
-    let by_name: BTreeMap<_, _> = resolved.into_iter().collect();
-    let lines: String = by_name.into_iter().map(|(kernel, resolved)| format!("{kernel} {resolved}\n")).collect();
-    sha256(lines.as_bytes())
-}
-
-/// Whether `name` is a device of wgpu; inside, the number of the discrete card that it pins.
-#[cfg(feature = "wgpu")]
-fn wgpu(name: &str) -> Option<Option<usize>> {
-    match name.strip_prefix("wgpu")? {
-        "" => Some(None),
-        pinned => pinned.strip_prefix(':')?.parse().ok().map(Some),
-    }
-}
-
-#[cfg(feature = "wgpu")]
-fn wgpu_adapter(card: Option<usize>) -> Result<tunehost_kernels::wgpu::Adapter> {
-    tunehost_kernels::wgpu::adapter(card).map_err(|reason| no_adapter(card, &reason))
-}
-
-#[cfg(feature = "wgpu")]
-fn no_adapter(card: Option<usize>, reason: &str) -> Error {
-    let which = card.map_or(String::new(), |card| format!(" that is the discrete card {card}"));
-    Error::new("device::unavailable", format!("wgpu finds no device{which}: {reason}"))
-        .expected("a driver for Vulkan, Metal or DX12")
-        .help("on Debian without a GPU: apt-get install mesa-vulkan-drivers")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hash_of_a_table_is_that_of_its_kernels_and_nothing_else() {
-        let table = kernels("cpu", WeightDtype::F32).unwrap();
-        let hash = |table: &[(&'static str, String)]| kernels_sha256(table.iter().map(|(name, by)| (*name, &by[..])));
-        let mut changed = table.to_vec();
-        changed.reverse();
-        assert_eq!(hash(&table), hash(&changed));
-        changed[0].1 = "another".into();
-        assert_ne!(hash(&table), hash(&changed));
-        assert_eq!(kernels_sha256([("b", "2"), ("a", "1")]), sha256(b"a 1\nb 2\n"));
-    }
+pub fn kernels(name: &str, weights: WeightDtype) -> Result<Table> {
+    Ok(match Name::parse(name)?.adapter()? {
+        None => resolve::cpu(weights.dtype()),
+        Some(adapter) => adapter.kernels(weights.dtype()),
+    })
 }

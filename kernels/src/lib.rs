@@ -6,8 +6,11 @@ pub mod cotangent;
 pub mod cross_entropy;
 #[cfg(feature = "cubecl")]
 mod cube;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod flex;
 pub mod glu;
+pub mod gpu;
 pub mod linear;
 pub mod matmul;
 pub mod memory;

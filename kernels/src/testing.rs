@@ -2,11 +2,13 @@
 
 use burn::tensor::Device;
 
-/// Where the operations are tested: through wgpu in a build that has it, else on the CPU.
+/// Where the operations are tested: through wgpu in a build that has it, else on the first card in one with CUDA, else on the CPU.
 pub(crate) fn device() -> Device {
     #[cfg(feature = "wgpu")]
     return Device::wgpu(Default::default());
-    #[cfg(not(feature = "wgpu"))]
+    #[cfg(all(feature = "cuda", not(feature = "wgpu")))]
+    return Device::cuda(0);
+    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
     Device::flex()
 }
 
@@ -22,21 +24,31 @@ pub(crate) fn randoms(len: usize, seed: u64) -> Vec<f32> {
 }
 
 /// As [`randoms`], values that f16 and bf16 hold exactly, so that a reference multiplies what a kernel does.
-#[cfg(feature = "wgpu")]
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) fn halves(len: usize, seed: u64) -> Vec<f32> {
     randoms(len, seed).iter().map(|value| (value * 64.0).round() / 64.0).collect()
 }
 
-/// Tensors of the device that wgpu finds, for kernels that are launched by themselves.
-#[cfg(feature = "wgpu")]
+/// Tensors of the device that is tested, for kernels that are launched by themselves.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) mod cube {
+    use crate::mma::Unit;
     use burn::tensor::DType;
     use burn_cubecl::tensor::CubeTensor;
     use cubecl::prelude::*;
-    use half::f16;
+    use half::{bf16, f16};
+
+    /// What products on matrix instructions take there, and who multiplies.
+    #[cfg(feature = "wgpu")]
+    pub(crate) const OPERANDS: (DType, Unit) = (DType::F16, Unit::Emulated);
+    #[cfg(not(feature = "wgpu"))]
+    pub(crate) const OPERANDS: (DType, Unit) = (DType::BF16, Unit::Native);
 
     fn upload(bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
+        #[cfg(feature = "wgpu")]
         let device = cubecl::Device::wgpu(Default::default()).expect("a device");
+        #[cfg(not(feature = "wgpu"))]
+        let device = cubecl::Device::cuda(0).expect("a card");
         let client = device.client();
         let handle = client.create_from_slice(bytes);
         CubeTensor::new_contiguous(client, device, shape.to_vec().into(), handle, dtype)
@@ -46,14 +58,19 @@ pub(crate) mod cube {
         upload(f32::as_bytes(values), shape, DType::F32)
     }
 
-    /// Matrices `[.., rows, cols]` in f16 whose lines begin `distance` elements apart, with NaN between them.
+    /// Matrices `[.., rows, cols]` of [`OPERANDS`] whose lines begin `distance` elements apart, with NaN between them.
     pub(crate) fn apart(values: &[f32], shape: &[usize], distance: usize) -> CubeTensor {
         let cols = *shape.last().expect("a matrix");
-        let mut lines = vec![f16::NAN; values.len() / cols * distance];
+        let (dtype, _) = OPERANDS;
+        let half = |value| match dtype {
+            DType::F16 => f16::from_f32(value).to_bits(),
+            _ => bf16::from_f32(value).to_bits(),
+        };
+        let mut lines = vec![half(f32::NAN); values.len() / cols * distance];
         for (line, values) in lines.chunks_mut(distance).zip(values.chunks(cols)) {
-            line.iter_mut().zip(values).for_each(|(to, value)| *to = f16::from_f32(*value));
+            line.iter_mut().zip(values).for_each(|(to, value)| *to = half(*value));
         }
-        let mut tensor = upload(f16::as_bytes(&lines), shape, DType::F16);
+        let mut tensor = upload(u16::as_bytes(&lines), shape, dtype);
         let (_, above) = tensor.meta.strides_mut().split_last_mut().expect("a matrix");
         above.iter_mut().for_each(|stride| *stride = *stride / cols * distance);
         tensor

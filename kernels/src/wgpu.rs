@@ -1,26 +1,9 @@
 //! The device that wgpu finds: Vulkan, Metal or DX12.
 
-use burn::tensor::DType;
+use crate::gpu::Adapter;
 use cubecl::Device;
-use cubecl::client::Client;
 use cubecl::wgpu::WgpuDeviceKind;
 use cubecl::wgpu::wgpu::{AdapterInfo, Backends, DeviceType, Instance, InstanceDescriptor};
-
-/// Every kernel that is launched while it lives, and so compiled, each once: WGSL is compiled anew by each process.
-pub use cubecl::launched::LaunchedKernels;
-
-/// What wgpu settled on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Adapter {
-    /// The adapter's name, as its driver says it.
-    pub name: String,
-    /// Its driver and what that says of itself, such as its version.
-    pub driver: Option<String>,
-    /// Whether it is a graphics card, and not a processor that stands in for one.
-    pub is_card: bool,
-    /// Its address on the PCI bus (`0000:01:00.0`), where the driver tells.
-    pub pci: Option<String>,
-}
 
 /// The adapter of the discrete card of this number, from 0, or the one that burn's default wgpu device computes on; asking for it
 /// makes the connection.
@@ -28,28 +11,16 @@ pub struct Adapter {
 /// # Errors
 /// The reason, where wgpu finds no adapter.
 pub fn adapter(discrete: Option<usize>) -> Result<Adapter, String> {
-    let client = client(discrete)?;
-    let name = client.properties().identity.name.to_string();
-    let info = info(&name, discrete);
+    let kind = discrete.map_or_else(WgpuDeviceKind::default, WgpuDeviceKind::DiscreteGpu);
+    let client = Device::wgpu(kind).map_err(|error| error.to_string())?.client();
+    let adapter = Adapter::new(&client);
+    let info = info(&adapter.name, discrete);
     Ok(Adapter {
         driver: info.as_ref().map(|info| format!("{} {}", info.driver, info.driver_info).trim().to_string()),
         is_card: info.as_ref().is_some_and(|info| info.device_type != DeviceType::Cpu),
         pci: info.map(|info| info.device_pci_bus_id).filter(|pci| !pci.is_empty()),
-        name,
+        ..adapter
     })
-}
-
-/// What every kernel of a step resolves to on that adapter, as [`crate::resolve::cube::kernels`] has it.
-///
-/// # Errors
-/// The reason, where wgpu finds no adapter.
-pub fn kernels(discrete: Option<usize>, weights: DType) -> Result<[(&'static str, String); 7], String> {
-    Ok(crate::resolve::cube::kernels(&client(discrete)?, weights))
-}
-
-fn client(discrete: Option<usize>) -> Result<Client, String> {
-    let kind = discrete.map_or_else(WgpuDeviceKind::default, WgpuDeviceKind::DiscreteGpu);
-    Ok(Device::wgpu(kind).map_err(|error| error.to_string())?.client())
 }
 
 /// What wgpu says of an adapter, of which the runtime keeps the name alone: the discrete card of this number, or the first of

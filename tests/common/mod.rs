@@ -57,6 +57,25 @@ pub fn fails(args: &[&str], code: i32) -> String {
     stderr
 }
 
+/// Asks each command that computes on a device to do it on `device`, which it has to refuse; standard error of each.
+pub fn refusals_of_device(device: &str) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out").display().to_string();
+    let (quickstart, base) = ("configs/quickstart.toml", "tests/fixtures/tiny-base");
+    let mut commands = vec![
+        vec!["run", quickstart, "--run-dir", &out, "--device", device],
+        vec!["generate", base, "--prompt", "Good morning", "--device", device],
+        vec!["score", base, "--data", "tests/fixtures/corpus/stage.jsonl", "--device", device],
+        vec!["export", "tests/fixtures/tune", "--out", &out, "--device", device],
+    ];
+    for command in ["probe mask", "probe adapters", "probe determinism", "profile", "bench", "smoke"] {
+        commands.push(command.split(' ').chain([quickstart, "--device", device]).collect());
+    }
+    let refusals = commands.iter().map(|command| fails(command, 9)).collect();
+    assert!(!Path::new(&out).exists(), "a refused command left {out}");
+    refusals
+}
+
 /// Sends a signal, such as `INT`.
 pub fn send(signal: &str, child: &Child) {
     assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());

@@ -244,10 +244,7 @@ impl Bench<'_> {
 
     fn kernels(&mut self, shape: &'static str, config: &Config, text: &TextConfig, lora: &LoraPlan, batch: &Batch) {
         let n = batch.tokens();
-        let dtype = match config.model.weights {
-            crate::config::WeightDtype::F32 => DType::F32,
-            crate::config::WeightDtype::Bf16 => DType::BF16,
-        };
+        let dtype = config.model.weights.dtype();
         for (layer, _) in text.attention_kinds() {
             self.attention(shape, layer, text.heads, batch);
         }

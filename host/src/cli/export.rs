@@ -46,7 +46,7 @@ pub struct ExportArgs {
     /// The export fails under this part of the gain: (base - export) / (base - tuned).
     #[arg(long, value_name = "PART", default_value_t = MIN_RETAINED_GAIN)]
     min_retained_gain: f64,
-    /// Device to judge on: cpu, or wgpu in a build with that feature.
+    /// Device to judge on: cpu, wgpu or cuda:0, as the build has them.
     #[arg(long, default_value = "cpu")]
     device: String,
     /// How matrices are kept and multiplied to judge by.

@@ -107,7 +107,7 @@ struct ConfigArgs {
     /// Choose a plugin: --plugins sampler=shuffled, or sampler=path/to/x.wasm. May be repeated.
     #[arg(long = "plugins", value_name = "KIND=PLUGIN")]
     plugins: Vec<String>,
-    /// Device: cpu, or wgpu in a build with that feature; short for --set model.device=NAME.
+    /// Device: cpu, wgpu or cuda:0, as the build has them; short for --set model.device=NAME.
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 }
@@ -171,7 +171,7 @@ struct ModelArgs {
     /// Adapter folder as PEFT or tunehost writes it.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Device: cpu, or wgpu in a build with that feature.
+    /// Device: cpu, wgpu or cuda:0, as the build has them.
     #[arg(long, default_value = "cpu")]
     device: String,
     /// How the base's matrices are kept and multiplied.

@@ -2,6 +2,7 @@
 //! that is missing there.
 
 use super::{DataConfig, GatesConfig, TemplateConfig};
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -118,6 +119,14 @@ impl WeightDtype {
         match self {
             WeightDtype::F32 => "f32",
             WeightDtype::Bf16 => "bf16",
+        }
+    }
+
+    /// As tensors have it.
+    pub fn dtype(self) -> DType {
+        match self {
+            WeightDtype::F32 => DType::F32,
+            WeightDtype::Bf16 => DType::BF16,
         }
     }
 

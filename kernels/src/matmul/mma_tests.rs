@@ -1,13 +1,9 @@
-//! The products on matrix instructions, emulated: the kernel that CUDA runs, on whatever device wgpu finds.
+//! The products on matrix instructions: on a card by them, on whatever device wgpu finds emulated, and the same kernel.
 
 use super::cube::Groups;
 use super::mma::{Grouping, PART_OF_ROWS, product};
-use crate::mma::Unit;
-use crate::testing::cube::{apart, column, floats, read};
+use crate::testing::cube::{OPERANDS, apart, column, floats, read};
 use crate::testing::{close, halves};
-use burn::tensor::DType;
-
-const OPERANDS: (DType, Unit) = (DType::F16, Unit::Emulated);
 
 /// Element (row, col) of a matrix `[rows, cols]`, stored as its transpose or not.
 fn at(values: &[f32], [rows, cols]: [usize; 2], transposed: bool, row: usize, col: usize) -> f64 {

@@ -16,7 +16,7 @@ pub(crate) mod cube;
 mod micro;
 #[cfg(feature = "cubecl")]
 pub(crate) mod mma;
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, any(feature = "wgpu", feature = "cuda")))]
 mod mma_tests;
 mod pack;
 #[cfg(target_arch = "x86_64")]

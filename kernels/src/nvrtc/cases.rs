@@ -1,6 +1,6 @@
 //! Every operation that has kernels here, at the production shapes: Gemma-4 26B-A4B, one row of 16,384 tokens.
 
-use super::recorder::Recorder;
+use super::recorder::On;
 use crate::attention::{Attention, AttentionKernel, Segments};
 use crate::cross_entropy::{CrossEntropyOps, Head};
 use crate::glu::GluOps;
@@ -30,10 +30,10 @@ pub struct Case {
     pub name: &'static str,
     /// Floating-point operations of its matrix kernels, in the order of their launches.
     pub flops: Vec<f64>,
-    pub run: Box<dyn Fn(&Recorder)>,
+    pub run: Box<dyn Fn(&On)>,
 }
 
-fn case(name: &'static str, flops: impl IntoIterator<Item = f64>, run: impl Fn(&Recorder) + 'static) -> Case {
+fn case(name: &'static str, flops: impl IntoIterator<Item = f64>, run: impl Fn(&On) + 'static) -> Case {
     Case { name, flops: flops.into_iter().collect(), run: Box::new(run) }
 }
 
@@ -55,7 +55,7 @@ fn attention(name: &'static str, kv: usize, dim: usize, window: Option<usize>) -
     })
 }
 
-fn loss_head(on: &Recorder, weights: DType) -> (CubeTensor, CubeTensor) {
+fn loss_head(on: &On, weights: DType) -> (CubeTensor, CubeTensor) {
     (on.tensor([CHUNK_ROWS, HIDDEN], DType::F32), on.tensor([VOCABULARY, HIDDEN], weights))
 }
 

@@ -7,10 +7,13 @@ mod cases;
 mod recorder;
 mod toolkit;
 
+use crate::gpu::Adapter;
+#[cfg(feature = "cuda")]
+use crate::gpu::LaunchedKernels;
 use crate::resolve;
 use burn::tensor::DType;
 use cases::cases;
-use recorder::{ARCHS, Arch, Launch, Recorder};
+use recorder::{ARCHS, Arch, Launch, On, Recorder};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::path::Path;
@@ -113,11 +116,18 @@ fn row(case: &str, launch: &Launch, flops: Option<f64>, arch: Arch, machine: &Ma
     (line, faults)
 }
 
+/// The hash under which a run's provenance keeps what its kernels resolve to on the device behind `on`.
+fn resolved_sha256(on: &On, weights: DType) -> String {
+    resolve::sha256(Adapter::new(&on.0).kernels(weights).iter().map(|(kernel, by)| (*kernel, &by[..])))
+}
+
 /// The rows of an architecture, each variant once, and the faults of all.
 fn table(toolkit: &Toolkit, arch: Arch) -> (String, Vec<String>) {
     let recorder = Recorder::new(arch);
+    let [f32, bf16] = [DType::F32, DType::BF16].map(|weights| resolved_sha256(&recorder.on, weights));
     let mut text = format!(
         "\n## sm_{}, bounds for an {}\n\n\
+         `kernels_sha256` of a run: {f32} with frozen matrices in f32, {bf16} in bf16.\n\n\
          | operation | kernel | registers | spilled B | shared B | occupancy | HMMA | LDSM | LDGSTS | FFMA | GB | GFLOP | bound |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         arch.sm,
@@ -126,7 +136,7 @@ fn table(toolkit: &Toolkit, arch: Arch) -> (String, Vec<String>) {
     let (mut seen, mut faults) = (HashSet::new(), Vec::new());
     for weights in [DType::F32, DType::BF16] {
         for case in cases(weights) {
-            (case.run)(&recorder);
+            (case.run)(&recorder.on);
             let mut flops = case.flops.into_iter();
             for launch in recorder.take() {
                 let flops =
@@ -174,12 +184,39 @@ fn what_a_kernel_takes_is_read_from_its_machine_code() {
 
 #[test]
 fn products_with_weights_in_bf16_resolve_to_matrix_instructions() {
+    let hashes = ARCHS.map(|arch| resolved_sha256(&Recorder::new(arch).on, DType::BF16));
+    assert_eq!(hashes[0], hashes[1], "a card of either architecture takes the same kernels");
     for arch in ARCHS {
         let recorder = Recorder::new(arch);
-        let resolved = |weights| BTreeMap::from(resolve::cube::kernels(recorder.client(), weights));
+        assert_ne!(resolved_sha256(&recorder.on, DType::F32), hashes[0]);
+        let resolved = |weights| BTreeMap::from(Adapter::new(&recorder.on.0).kernels(weights));
         let (f32, bf16) = (resolved(DType::F32), resolved(DType::BF16));
         for kernel in ["lora_linear", "moe_experts", "linear_cross_entropy"] {
             assert_eq!((f32[kernel].as_str(), bf16[kernel].as_str()), ("cubecl-f32-cuda", "cubecl-bf16-mma-cuda"));
+        }
+    }
+}
+
+/// By the hash of each variant; nothing is run, though the card's own compiler takes every one.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a card, and a process of its own: tests/gpu/bench"]
+fn a_card_launches_the_very_variants_that_are_compiled_without_one() {
+    let card = On(cubecl::Device::cuda(0).expect("a card").client());
+    let fingerprint = card.0.properties().identity.fingerprint.clone();
+    let arch = ARCHS.into_iter().find(|arch| fingerprint.ends_with(&arch.sm.to_string()));
+    let recorder = Recorder::new(arch.unwrap_or_else(|| panic!("{fingerprint} is none of {ARCHS:?}")));
+    let _dry = cubecl_runtime::dry_run::DryRun::new();
+    for weights in [DType::F32, DType::BF16] {
+        assert_eq!(resolved_sha256(&card, weights), resolved_sha256(&recorder.on, weights));
+        for case in cases(weights) {
+            let [on_card, recorded] = [&card, &recorder.on].map(|on| {
+                let launched = LaunchedKernels::new();
+                (case.run)(on);
+                cubecl::future::block_on(on.0.sync()).expect("every kernel compiles");
+                launched.finish()
+            });
+            assert_eq!(on_card, recorded, "{} with frozen matrices in {weights:?}", case.name);
         }
     }
 }

@@ -73,37 +73,38 @@ pub struct Launch {
 
 static LAUNCHES: Mutex<Vec<(u32, Launch)>> = Mutex::new(Vec::new());
 
+/// A device of CUDA, recording or real, as operations see it.
+pub struct On(pub Client);
+
+impl On {
+    /// A tensor on it, with no values, laid out as one that is read to the device.
+    pub fn tensor(&self, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+        let shape = shape.into();
+        let MemoryLayout { memory, strides } = self.0.empty_tensor(shape.clone(), dtype.size());
+        // The name of the device is never asked: launches go to the client.
+        let device = cubecl::Device::Cuda(Default::default());
+        let mut tensor = CubeTensor::new_contiguous(self.0.clone(), device, shape, memory, dtype);
+        *tensor.meta.strides_mut() = strides;
+        tensor
+    }
+}
+
 /// The device of `arch` that records.
 pub struct Recorder {
-    client: Client,
+    /// What operations are called on.
+    pub on: On,
     arch: Arch,
 }
 
 impl Recorder {
     /// The one of `arch`; every call gives the same.
     pub fn new(arch: Arch) -> Self {
-        Self { client: Client::load::<RecordingServer>(DeviceId::new(0, arch.sm as u16)), arch }
-    }
-
-    /// Its client, as the operations see it.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// A tensor on it, with no values, laid out as one that is read to the device.
-    pub fn tensor(&self, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
-        let shape = shape.into();
-        let MemoryLayout { memory, strides } = self.client.empty_tensor(shape.clone(), dtype.size());
-        // The name of the device is never asked: launches go to the client.
-        let device = cubecl::Device::Cuda(Default::default());
-        let mut tensor = CubeTensor::new_contiguous(self.client.clone(), device, shape, memory, dtype);
-        *tensor.meta.strides_mut() = strides;
-        tensor
+        Self { on: On(Client::load::<RecordingServer>(DeviceId::new(0, arch.sm as u16))), arch }
     }
 
     /// Everything launched on it since this was last asked, in order.
     pub fn take(&self) -> Vec<Launch> {
-        cubecl::future::block_on(self.client.sync()).expect("a kernel that does not compile to CUDA C++");
+        cubecl::future::block_on(self.on.0.sync()).expect("a kernel that does not compile to CUDA C++");
         let mut launches = LAUNCHES.lock().unwrap();
         launches.extract_if(.., |(sm, _)| *sm == self.arch.sm).map(|(_, launch)| launch).collect()
     }

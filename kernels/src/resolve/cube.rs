@@ -1,5 +1,5 @@
-//! On a cubecl device it is decided here alone, from what the device's runtime says of it: the operations ask `math`, a
-//! program prints and records [`kernels`].
+//! On a cubecl device it is decided here alone, from what the device's runtime says of it: the operations ask [`math`], a
+//! program prints and records [`crate::gpu::Adapter::kernels`].
 
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -20,7 +20,7 @@ pub(crate) fn math(client: &Client, weights: DType) -> Math {
 }
 
 /// What the device lacks of [`crate::mma::Unit::Native`] for bf16.
-fn lacks_bf16(client: &Client) -> Option<&'static str> {
+pub(crate) fn lacks_bf16(client: &Client) -> Option<&'static str> {
     let (bf16, f32) = (ElemType::Float(FloatKind::BF16), ElemType::Float(FloatKind::F32));
     let features = client.features();
     let multiplies =
@@ -35,30 +35,16 @@ fn lacks_bf16(client: &Client) -> Option<&'static str> {
     }
 }
 
-/// Every kernel of a step on the device of `client` with frozen matrices kept as `weights`, by its name: the implementation that is
-/// launched, with the reason where the weights would have it otherwise.
-pub fn kernels(client: &Client, weights: DType) -> [(&'static str, String); 7] {
-    let runtime = client.name();
-    let f32 = format!("cubecl-f32-{runtime}");
-    let products = match (math(client, weights), weights) {
-        (Math::Bf16, _) => format!("cubecl-bf16-mma-{runtime}"),
-        (Math::F32, DType::BF16) => {
-            format!("cubecl-bf16-widened-{runtime} (no {})", lacks_bf16(client).expect("a reason"))
-        }
-        (Math::F32, _) => f32.clone(),
-    };
-    super::table(f32, products)
-}
-
 #[cfg(all(test, feature = "wgpu"))]
 mod tests {
     use super::*;
+    use crate::gpu::Adapter;
     use std::collections::BTreeMap;
 
     #[test]
     fn a_device_without_matrix_instructions_says_what_it_lacks() {
         let client = cubecl::Device::wgpu(Default::default()).expect("a device").client();
-        let resolved = BTreeMap::from(kernels(&client, DType::BF16));
+        let resolved = BTreeMap::from(Adapter::new(&client).kernels(DType::BF16));
         let f32 = &resolved["rope"];
         assert_eq!(resolved["moe_experts"], format!("{} (no mma.m16n8k16)", f32.replace("f32", "bf16-widened")));
     }

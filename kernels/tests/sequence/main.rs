@@ -54,11 +54,13 @@ fn with_threads<R: Send>(threads: usize, run: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
 }
 
-/// Where the operations are tested: through wgpu in a build that has it, else on the CPU.
+/// Where the operations are tested: through wgpu in a build that has it, else on the first card in one with CUDA, else on the CPU.
 fn device() -> Device {
     #[cfg(feature = "wgpu")]
     return Device::wgpu(Default::default());
-    #[cfg(not(feature = "wgpu"))]
+    #[cfg(all(feature = "cuda", not(feature = "wgpu")))]
+    return Device::cuda(0);
+    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
     Device::flex()
 }
 

@@ -1,0 +1,46 @@
+//! What is known of a device that a runtime of cubecl finds.
+
+use crate::resolve::{self, Table};
+use burn::tensor::DType;
+/// Every kernel that is launched while it lives, each once. A process compiles its kernels anew, so these were compiled.
+#[cfg(feature = "cubecl")]
+pub use cubecl::launched::LaunchedKernels;
+
+/// What a runtime settled on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name, as its driver says it.
+    pub name: String,
+    /// Its driver and what that says of itself, such as its version, where the runtime tells.
+    pub driver: Option<String>,
+    /// Whether it is a graphics card, and not a processor that stands in for one.
+    pub is_card: bool,
+    /// Its address on the PCI bus (`0000:01:00.0`), where the driver tells.
+    pub pci: Option<String>,
+    /// The runtime, with the language that kernels are compiled to where it has several: `wgpu<wgsl>`, `cuda`.
+    pub(crate) runtime: &'static str,
+    /// What it lacks of the instructions that multiply bf16.
+    pub(crate) lacks_bf16: Option<&'static str>,
+}
+
+impl Adapter {
+    /// The device behind `client`: what its runtime says of it.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn new(client: &cubecl::client::Client) -> Self {
+        let identity = &client.properties().identity;
+        let pci = identity.physical.as_ref().and_then(|physical| physical.pci_address);
+        Self {
+            name: identity.name.to_string(),
+            driver: None,
+            is_card: true,
+            pci: pci.map(|address| address.to_string()),
+            runtime: client.name(),
+            lacks_bf16: resolve::cube::lacks_bf16(client),
+        }
+    }
+
+    /// What every kernel of a step resolves to on it with frozen matrices kept as `weights`.
+    pub fn kernels(&self, weights: DType) -> Table {
+        resolve::cubecl(self.runtime, self.lacks_bf16, weights)
+    }
+}
