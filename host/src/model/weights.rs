@@ -8,7 +8,7 @@ use super::quantized::Format;
 use super::spec::{ModelSpec, Slot, TIED_COPY, Towers};
 use crate::config::WeightDtype;
 use crate::error::{Error, Result};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 
 /// Router and fused experts of a layer.
 #[derive(Debug, Clone)]
@@ -90,16 +90,28 @@ impl Model {
         weights: WeightDtype,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self> {
-        let mut reader = WeightReader::open(&config, checkpoint, device, weights, progress)?;
+        Self::read(WeightReader::open(&config, checkpoint, device, weights, progress)?)
+    }
+
+    /// A base of this shape that knows nothing, made on the device and of no file: for measuring. Norms and scales are 1, all other
+    /// values uniform in +-0.02.
+    pub fn random(config: &TextConfig, device: &Device, weights: WeightDtype) -> Self {
+        let (source, spec, towers) = (Source::Random, ModelSpec::new(config, "model."), Towers::default());
+        let progress = &mut |_| {};
+        Self::read(WeightReader { config, source, device, weights, spec, towers, read_bytes: 0, progress })
+            .expect("nothing is read that could fail")
+    }
+
+    fn read(mut reader: WeightReader) -> Result<Self> {
         let embed = reader.embed()?;
         let norm = reader.norm()?;
-        let head = match config.tied_head {
+        let head = match reader.config.tied_head {
             true => embed.clone(),
             false => reader.head()?,
         };
-        let layers = (0..config.layers.len()).map(|i| reader.layer(i)).collect::<Result<Vec<_>>>()?;
-        let WeightReader { spec, towers, .. } = reader;
-        Ok(Self { config, spec, towers, embed, norm, head, layers, device: device.clone() })
+        let layers = (0..reader.config.layers.len()).map(|i| reader.layer(i)).collect::<Result<Vec<_>>>()?;
+        let WeightReader { config, device, spec, towers, .. } = reader;
+        Ok(Self { config: config.clone(), spec, towers, embed, norm, head, layers, device: device.clone() })
     }
 }
 
@@ -116,10 +128,16 @@ fn refuse_other_head(config: &TextConfig, spec: &ModelSpec, checkpoint: &Checkpo
     Ok(())
 }
 
+/// Where values come from.
+enum Source<'a> {
+    Checkpoint(&'a Checkpoint),
+    Random,
+}
+
 /// The tensors of the text stack one by one, for who does not hold them all at once.
 pub struct WeightReader<'a> {
     config: &'a TextConfig,
-    checkpoint: &'a Checkpoint,
+    source: Source<'a>,
     device: &'a Device,
     weights: WeightDtype,
     spec: ModelSpec,
@@ -142,7 +160,8 @@ impl<'a> WeightReader<'a> {
     ) -> Result<Self> {
         let (spec, towers) = ModelSpec::check(config, &checkpoint.shapes())?;
         refuse_other_head(config, &spec, checkpoint)?;
-        Ok(Self { config, checkpoint, device, weights, spec, towers, read_bytes: 0, progress })
+        let source = Source::Checkpoint(checkpoint);
+        Ok(Self { config, source, device, weights, spec, towers, read_bytes: 0, progress })
     }
 
     /// Embedding `[V, H]`.
@@ -170,24 +189,39 @@ impl<'a> WeightReader<'a> {
     }
 
     fn read_absolute<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
-        let values = self.checkpoint.read_f32(name)?;
-        Ok(tensor(self.note_read(name), values, self.device))
+        let Source::Checkpoint(checkpoint) = self.source else { return Ok(self.random(name, DType::F32)) };
+        let values = checkpoint.read_f32(name)?;
+        self.note_read(checkpoint, name);
+        Ok(tensor(self.shape(name), values, self.device))
     }
 
     fn matrix_absolute<const D: usize>(&mut self, name: &str) -> Result<Tensor<D>> {
         if self.weights == WeightDtype::F32 {
             return self.read_absolute(name);
         }
-        let values = self.checkpoint.read_bf16(name)?;
-        let data = TensorData::new(values, self.note_read::<D>(name));
+        let Source::Checkpoint(checkpoint) = self.source else { return Ok(self.random(name, DType::BF16)) };
+        let values = checkpoint.read_bf16(name)?;
+        self.note_read(checkpoint, name);
+        let data = TensorData::new(values, self.shape::<D>(name));
         Ok(Tensor::from_data(data, (self.device, DType::BF16)))
     }
 
-    /// Tells the progress; the tensor's shape.
-    fn note_read<const D: usize>(&mut self, name: &str) -> [usize; D] {
-        self.read_bytes += self.checkpoint.size_bytes(name);
-        (self.progress)(self.read_bytes);
+    fn random<const D: usize>(&self, name: &str, dtype: DType) -> Tensor<D> {
+        let shape = self.shape::<D>(name);
+        match D {
+            1 => Tensor::ones(shape, self.device),
+            _ => Tensor::<D>::random(shape, Distribution::Uniform(-0.02, 0.02), self.device).cast(dtype),
+        }
+    }
+
+    fn shape<const D: usize>(&self, name: &str) -> [usize; D] {
         self.spec.tensors[name].as_slice().try_into().expect("shapes were compared with the spec")
+    }
+
+    /// Tells the progress.
+    fn note_read(&mut self, checkpoint: &Checkpoint, name: &str) {
+        self.read_bytes += checkpoint.size_bytes(name);
+        (self.progress)(self.read_bytes);
     }
 
     /// Layer `index`.
@@ -214,6 +248,13 @@ impl<'a> WeightReader<'a> {
                 down: self.matrix(&at("experts.down_proj"))?,
             }),
         };
+        let (layer_scalar, fp8_activations) = match self.source {
+            Source::Checkpoint(checkpoint) => {
+                let scalar = checkpoint.read_f32(&format!("{}{}", self.spec.prefix, at("layer_scalar")))?[0];
+                (scalar, checkpoint.format() == Some(Format::Fp8))
+            }
+            Source::Random => (1.0, false),
+        };
         Ok(LayerWeights {
             linear,
             q_norm: self.read(&at("self_attn.q_norm.weight"))?,
@@ -222,8 +263,8 @@ impl<'a> WeightReader<'a> {
             post_attention_norm: self.read(&at("post_attention_layernorm.weight"))?,
             pre_feedforward_norm: self.read(&at("pre_feedforward_layernorm.weight"))?,
             post_feedforward_norm: self.read(&at("post_feedforward_layernorm.weight"))?,
-            layer_scalar: self.checkpoint.read_f32(&format!("{}{}", self.spec.prefix, at("layer_scalar")))?[0],
-            fp8_activations: self.checkpoint.format() == Some(Format::Fp8),
+            layer_scalar,
+            fp8_activations,
             moe,
         })
     }
