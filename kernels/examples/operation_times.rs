@@ -139,7 +139,7 @@ impl Bench {
     fn attention(&self, (query, kv, dim, window): Heads) {
         let tokens = self.tokens;
         let segments = Segments::new([0, tokens as u32], tokens).expect("one segment");
-        let attention = Attention { segments, window, scale: 1.0 / (dim as f64).sqrt() };
+        let attention = Attention { segments, window, scale: 1.0 / (dim as f64).sqrt(), operands: self.weights };
         let flops = 4 * attention.pairs() * query * dim;
         let inputs = [query, kv, kv].map(|heads| self.random([tokens, heads, dim]));
         let d_out = self.random([tokens, query * dim]);

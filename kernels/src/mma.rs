@@ -229,6 +229,14 @@ pub(crate) fn end_copies(#[comptime] unit: Unit) {
     }
 }
 
+/// Waits for this unit's copies.
+#[cube]
+pub(crate) fn wait_for_copies(#[comptime] unit: Unit) {
+    if comptime!(unit == Unit::Native) {
+        gpu_asm!("cp.async.wait_group 0;");
+    }
+}
+
 /// Waits for this unit's copies but those of the last group.
 #[cube]
 pub(crate) fn wait_for_all_but_last(#[comptime] unit: Unit) {

@@ -9,5 +9,8 @@ pub enum Runtime {
         threads: usize,
     },
     /// cubecl's, on any device.
-    Cubecl,
+    Cubecl {
+        /// Whether operands of products are rounded to bf16, for matrix instructions.
+        bf16: bool,
+    },
 }

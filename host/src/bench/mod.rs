@@ -246,7 +246,7 @@ impl Bench<'_> {
         let n = batch.tokens();
         let dtype = config.model.weights.dtype();
         for (layer, _) in text.attention_kinds() {
-            self.attention(shape, layer, text.heads, batch);
+            self.attention(shape, layer, text.heads, dtype, batch);
         }
         let hidden = text.hidden_size;
         if let Some(moe) = text.layers.iter().find_map(|layer| layer.moe) {
@@ -307,11 +307,11 @@ impl Bench<'_> {
         });
     }
 
-    fn attention(&mut self, shape: &'static str, layer: &LayerConfig, heads: usize, batch: &Batch) {
+    fn attention(&mut self, shape: &'static str, layer: &LayerConfig, heads: usize, weights: DType, batch: &Batch) {
         let (n, LayerConfig { kv_heads, head_dim, kind, .. }) = (batch.tokens(), *layer);
         let inputs = [heads, kv_heads, kv_heads].map(|heads| self.random([n, heads, head_dim]));
         let d_out = self.random([n, heads * head_dim]);
-        let attention = gemma4::attention(layer, &batch.segments);
+        let attention = gemma4::attention(layer, &batch.segments, weights);
         let run = |[q, k, v]: [Tensor<3>; 3]| windowed_attention_output(q, k, v, &attention).out;
         let name = format!("windowed_attention, {} layer", kind.name());
         self.kernel(format!("{name}, forward"), shape, || drop(run(inputs.clone())));

@@ -70,7 +70,7 @@ pub fn execute(command: &ProbeCommand) -> Result<()> {
             let text = TextConfig::read(&model.base)?;
             device::check(&model.device, model.weights, WeightDtype::F32, &text)?;
             let [(_, kernel), ..] = device::kernels(&model.device, model.weights)?;
-            let report = mask::probe(&text, &model.device, kernel)?;
+            let report = mask::probe(&text, &model.device, model.weights, kernel)?;
             args.conclude(&report, report.verdict())
         }
         ProbeCommand::Template(args) => {

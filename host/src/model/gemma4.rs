@@ -78,10 +78,10 @@ impl Model {
     }
 }
 
-/// What the queries of a layer see in a micro-batch of these documents.
-pub fn attention(layer: &LayerConfig, documents: &Segments) -> Attention {
+/// What the queries of a layer, whose matrices are kept as `weights`, see in a micro-batch of these documents.
+pub fn attention(layer: &LayerConfig, documents: &Segments, weights: DType) -> Attention {
     // The query norm carries the scale: scores are not divided by sqrt(head_dim).
-    Attention { segments: documents.clone(), window: layer.window, scale: 1.0 }
+    Attention { segments: documents.clone(), window: layer.window, scale: 1.0, operands: weights }
 }
 
 /// The rows of `embed` `[V, H]` for `ids`, times sqrt(H): `[N, H]`.
@@ -139,7 +139,7 @@ impl Layer<'_> {
         let v_raw = if self.config.k_eq_v { k_raw.clone() } else { project(Slot::V) };
         let k = normed_and_rotated(k_raw, kv_heads, &self.weights.k_norm);
         let v = rms_norm(v_raw.reshape([n * kv_heads, head_dim]), None, self.eps).reshape([n, kv_heads, head_dim]);
-        let attention = attention(self.config, &positions.segments);
+        let attention = attention(self.config, &positions.segments, self.weights.matrix(Slot::O).dtype());
         let out = products.attention(q, k, v, &attention);
         self.linear(out.reshape([n, self.heads * head_dim]), Slot::O, adapters, products)
     }
@@ -179,7 +179,7 @@ impl Layer<'_> {
     }
 
     fn linear(&self, x: Tensor<2>, slot: Slot, adapters: &LayerAdapters, products: &mut Products) -> Tensor<2> {
-        let weight = self.weights.linear[slot as usize].clone().expect("the spec lists the module");
+        let weight = self.weights.matrix(slot).clone();
         let x = if self.weights.fp8_activations { fp8::round_rows(x) } else { x };
         products.linear(slot, x, weight, adapters[slot as usize].as_ref())
     }

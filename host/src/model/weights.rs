@@ -56,6 +56,13 @@ pub struct LayerWeights {
     pub moe: Option<MoeWeights>,
 }
 
+impl LayerWeights {
+    /// The matrix of a module that the layer has.
+    pub fn matrix(&self, slot: Slot) -> &Tensor<2> {
+        self.linear[slot as usize].as_ref().expect("the spec lists the module")
+    }
+}
+
 /// A loaded base.
 #[derive(Debug, Clone)]
 pub struct Model {

@@ -5,7 +5,7 @@
 //! inputs and results it tells itself (`workspace_bytes`); everything else is a tensor of the layer.
 
 use super::blocks::device_bytes;
-use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord, TrainConfig};
+use crate::config::{Config, Recompute, RecomputeGranularity, RecomputeWord, TrainConfig, WeightDtype};
 use crate::model::config::{LayerConfig, MoeConfig, TextConfig};
 use crate::model::lora::LoraPlan;
 use crate::model::spec::{ModelSpec, Slot};
@@ -104,7 +104,7 @@ impl<'a> Model<'a> {
             },
             runtime: match &*config.model.device {
                 "cpu" => Runtime::Cpu { threads: rayon::current_num_threads() },
-                _ => Runtime::Cubecl,
+                _ => Runtime::Cubecl { bf16: config.model.weights == WeightDtype::Bf16 },
             },
             dropout: config.lora.dropout > 0.0,
         }
@@ -190,7 +190,7 @@ impl Model<'_> {
     pub fn slack_share(&self) -> f64 {
         match self.runtime {
             Runtime::Cpu { .. } => 0.02,
-            Runtime::Cubecl => 0.05,
+            Runtime::Cubecl { .. } => 0.05,
         }
     }
 

@@ -138,7 +138,7 @@ impl Model<'_> {
             + adapters_bytes
             + match self.runtime {
                 Runtime::Cpu { .. } => judging.max(writing_bytes),
-                Runtime::Cubecl => judging,
+                Runtime::Cubecl { .. } => judging,
             };
         let slack_bytes = self.slack(sum);
         Export {

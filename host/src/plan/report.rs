@@ -262,7 +262,7 @@ impl MemoryReport {
             source: Source::Computed,
             kernels: match model.runtime {
                 Runtime::Cpu { .. } => "cpu",
-                Runtime::Cubecl => "cubecl",
+                Runtime::Cubecl { .. } => "cubecl",
             },
             device: config.model.device.clone(),
             limit,

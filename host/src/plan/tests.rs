@@ -197,7 +197,7 @@ fn each_runtime_tells_its_own_workspaces() {
     let large = Large::new();
     let shape = Shape { micro_batch: 1, seq_len_tokens: 8192 };
     let of = |runtime| Model { runtime, ..large.model() }.memory(shape);
-    let (cpu, cubecl) = (of(Runtime::Cpu { threads: 1 }), of(Runtime::Cubecl));
+    let (cpu, cubecl) = (of(Runtime::Cpu { threads: 1 }), of(Runtime::Cubecl { bf16: false }));
     // 65,536 pairs of a token and an expert, each with gradients of gate, up and the input, where a CPU goes tile by tile.
     let pairs = 8192 * 8 * (2 * 704 + 2816) * 4;
     let more = cubecl.feed_forward_bytes - cpu.feed_forward_bytes;

@@ -6,6 +6,7 @@
 //! replaced: the output rows that change, to the bit, are those of the queries that see it. The gradient of such a row is pulled
 //! back: only the keys and values that it saw may get one.
 
+use crate::config::WeightDtype;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::model::adapter::{tensor, values};
@@ -98,14 +99,14 @@ impl Wrong {
 ///
 /// # Errors
 /// Class `device`.
-pub fn probe(text: &TextConfig, name: &str, kernel: String) -> Result<Report> {
+pub fn probe(text: &TextConfig, name: &str, weights: WeightDtype, kernel: String) -> Result<Report> {
     let device = device::open(name)?;
     let window = text.layers.iter().filter_map(|layer| layer.window).max();
     let documents = documents(window.unwrap_or(WITHOUT_WINDOW));
     let bands = text.attention_kinds().into_iter().map(|(layer, layers)| {
         let heads = Heads { query: text.heads, kv: layer.kv_heads, dim: layer.head_dim };
         let attend = |q, k, v, segments: &Segments| {
-            let attention: Attention = gemma4::attention(layer, segments);
+            let attention: Attention = gemma4::attention(layer, segments, weights.dtype());
             windowed_attention_output(q, k, v, &attention).out
         };
         let look = Look { heads, window: layer.window, documents: &documents, device: &device, attend: &attend };
@@ -386,7 +387,13 @@ mod tests {
 
     fn attend(window: Option<usize>) -> impl Fn(Tensor<3>, Tensor<3>, Tensor<3>, &Segments) -> Tensor<3> {
         move |q, k, v, segments| {
-            windowed_attention_output(q, k, v, &Attention { segments: segments.clone(), window, scale: 1.0 }).out
+            windowed_attention_output(
+                q,
+                k,
+                v,
+                &Attention { segments: segments.clone(), window, scale: 1.0, operands: WeightDtype::F32.dtype() },
+            )
+            .out
         }
     }
 
@@ -396,7 +403,7 @@ mod tests {
         // as published but for the heads, which only repeat the work
         text.heads = 2;
         text.layers.iter_mut().for_each(|layer| (layer.kv_heads, layer.head_dim) = (1, 64));
-        let report = probe(&text, "cpu", "cpu".into()).unwrap();
+        let report = probe(&text, "cpu", WeightDtype::F32, "cpu".into()).unwrap();
         report.verdict().unwrap();
         let [sliding, full] = &report.bands[..] else { panic!("{report}") };
         assert_eq!((sliding.layers, sliding.window_keys, full.layers, full.window_keys), (25, Some(1024), 5, None));

@@ -18,7 +18,8 @@ mod tile;
 use crate::Runtime;
 use crate::trace::{self, Work};
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use half::bf16;
 
 pub use backend::{AttentionKernel, AttentionOps};
 pub use segments::{Segments, SegmentsError};
@@ -33,6 +34,9 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Factor on `q . k` before the softmax.
     pub scale: f64,
+    /// As what `q`, `k` and `v` may be multiplied. With BF16, on a device with matrix instructions for it, they, the softmax's weights and
+    /// the gradient of the result are rounded; sums are f32, and so is everything elsewhere.
+    pub operands: DType,
 }
 
 impl Attention {
@@ -60,12 +64,16 @@ pub struct Heads {
 
 /// Bytes that the gradient takes beside inputs and results, for a document of `tokens`; the forward pass takes less.
 ///
-/// On the CPU a value for each query and head, and each thread's tiles; on cubecl the same value, and four numbers for each tile of
-/// 32 rows.
+/// On the CPU a value for each query and head, and each thread's tiles; on cubecl the same value, four numbers for each tile of
+/// 32 rows, and in bf16 the three inputs and the gradient of the result, rounded.
 pub fn workspace_bytes(runtime: Runtime, tokens: usize, heads: Heads) -> usize {
     match runtime {
         Runtime::Cpu { threads } => cpu::workspace_bytes(tokens, heads, threads),
-        Runtime::Cubecl => tokens * heads.query * size_of::<f32>() + tokens.div_ceil(32) * 4 * size_of::<u32>(),
+        Runtime::Cubecl { bf16 } => {
+            let rounded = if bf16 { 2 * tokens * (heads.query + heads.kv) * heads.dim } else { 0 };
+            let tiles = tokens.div_ceil(32) * 4 * size_of::<u32>();
+            tokens * heads.query * size_of::<f32>() + tiles + rounded * size_of::<bf16>()
+        }
     }
 }
 
@@ -79,7 +87,7 @@ pub struct Output {
 }
 
 /// Attention of `q [tokens, query heads, head_dim]` over `k`, `v` `[tokens, kv heads, head_dim]`, all f32; the result
-/// has the shape of `q`. Heads of 16 to 512 values are meant; multiples of 16 are the fast ones.
+/// has the shape of `q`, and is computed in f32. Heads of 16 to 512 values are meant; multiples of 16 are the fast ones.
 ///
 /// Differentiable in `q`, `k` and `v`. Kept for the backward pass: these three, the result, and the log-sum-exp
 /// `[tokens, query heads]`. Results do not depend on the number of threads, and those of a segment do not depend on
@@ -95,7 +103,8 @@ pub fn windowed_attention(
     window: Option<usize>,
     scale: f64,
 ) -> Tensor<3> {
-    windowed_attention_output(q, k, v, &Attention { segments: segments.clone(), window, scale }).out
+    let attention = Attention { segments: segments.clone(), window, scale, operands: DType::F32 };
+    windowed_attention_output(q, k, v, &attention).out
 }
 
 /// [`windowed_attention`], with what a second pass needs.

@@ -45,7 +45,7 @@ pub struct Adapter {
 pub fn workspace_bytes(runtime: Runtime, n: usize, input: usize, output: usize, rank: usize, dropout: bool) -> usize {
     match runtime {
         Runtime::Cpu { .. } => cpu::workspace_bytes(n, output, rank),
-        Runtime::Cubecl => n * (rank + if dropout { 2 * input } else { 0 }) * size_of::<f32>(),
+        Runtime::Cubecl { .. } => n * (rank + if dropout { 2 * input } else { 0 }) * size_of::<f32>(),
     }
 }
 

@@ -36,7 +36,7 @@ pub fn workspace_bytes(runtime: Runtime, shape: &Shape) -> usize {
     let Shape { tokens, top_k, experts, hidden, intermediate } = *shape;
     match runtime {
         Runtime::Cpu { threads } => cpu::workspace_bytes(shape, threads),
-        Runtime::Cubecl => {
+        Runtime::Cubecl { .. } => {
             let places = tokens * top_k;
             let sorted = (2 * places + experts + 1) * size_of::<u32>();
             sorted + places * (5 * intermediate).max(2 * intermediate + hidden) * size_of::<f32>()

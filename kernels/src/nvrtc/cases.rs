@@ -42,12 +42,12 @@ fn product(m: usize, n: usize, k: usize) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64
 }
 
-fn attention(name: &'static str, kv: usize, dim: usize, window: Option<usize>) -> Case {
+fn attention(name: &'static str, kv: usize, dim: usize, window: Option<usize>, operands: DType) -> Case {
     let pairs = TOKENS * window.unwrap_or(TOKENS / 2);
     let one = QUERY_HEADS as f64 * product(pairs, dim, 1);
     case(name, [2.0 * one, 3.0 * one, 4.0 * one], move |on| {
         let segments = Segments::new([0, TOKENS as u32], TOKENS).expect("one segment");
-        let attention = Attention { segments, window, scale: 1.0 };
+        let attention = Attention { segments, window, scale: 1.0, operands };
         let [q, dout] = [(); 2].map(|()| on.tensor([TOKENS, QUERY_HEADS, dim], DType::F32));
         let [k, v] = [(); 2].map(|()| on.tensor([TOKENS, kv, dim], DType::F32));
         let output = <Cube as AttentionKernel>::forward(q.clone(), k.clone(), v.clone(), &attention);
@@ -78,8 +78,8 @@ pub fn cases(weights: DType) -> Vec<Case> {
     let (up, down) = (product(rows, 2 * EXPERT, HIDDEN), product(rows, HIDDEN, EXPERT));
     let head = product(CHUNK_ROWS, VOCABULARY, HIDDEN);
     vec![
-        attention("attention, window 1,024, D = 256", 8, 256, Some(1_024)),
-        attention("attention, full, D = 512", 2, 512, None),
+        attention("attention, window 1,024, D = 256", 8, 256, Some(1_024), weights),
+        attention("attention, full, D = 512", 2, 512, None, weights),
         case("experts", [up, down, up, down, up], move |on| {
             let x = on.tensor([TOKENS, HIDDEN], DType::F32);
             let (share, chosen) = (on.tensor([TOKENS, TOP_K], DType::F32), on.tensor([TOKENS, TOP_K], DType::I32));

@@ -5,7 +5,7 @@ use burn::tensor::DType;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 
-/// What products compute with.
+/// What products, and those of the attention, compute with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Math {
     /// f32 throughout; bf16 operands are widened.
@@ -14,7 +14,7 @@ pub(crate) enum Math {
     Bf16,
 }
 
-/// That of products with frozen matrices kept as `weights`, and of the adapters beside them.
+/// That of products with frozen matrices kept as `weights`, of the adapters beside them, and of the attention.
 pub(crate) fn math(client: &Client, weights: DType) -> Math {
     if weights == DType::BF16 && lacks_bf16(client).is_none() { Math::Bf16 } else { Math::F32 }
 }
@@ -46,6 +46,7 @@ mod tests {
         let client = cubecl::Device::wgpu(Default::default()).expect("a device").client();
         let resolved = BTreeMap::from(Adapter::new(&client).kernels(DType::BF16));
         let f32 = &resolved["rope"];
+        assert_eq!(resolved["windowed_attention"], format!("{f32} (no mma.m16n8k16)"));
         assert_eq!(resolved["moe_experts"], format!("{} (no mma.m16n8k16)", f32.replace("f32", "bf16-widened")));
     }
 }

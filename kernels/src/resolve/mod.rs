@@ -20,25 +20,28 @@ pub fn cpu(weights: DType) -> Table {
         DType::BF16 => format!("cpu-bf16-widened-{}", isa.name()),
         _ => f32.clone(),
     };
-    table(f32, products)
+    table(f32.clone(), f32, products)
 }
 
 /// The table of a device of cubecl's `runtime` with frozen matrices kept as `weights`, and why they are widened where the device
 /// lacks something of what multiplies bf16.
 pub(crate) fn cubecl(runtime: &str, lacks_bf16: Option<&str>, weights: DType) -> Table {
     let f32 = format!("cubecl-f32-{runtime}");
-    let products = match (weights, lacks_bf16) {
-        (DType::BF16, None) => format!("cubecl-bf16-mma-{runtime}"),
-        (DType::BF16, Some(lacked)) => format!("cubecl-bf16-widened-{runtime} (no {lacked})"),
-        _ => f32.clone(),
+    let by_matrix_instructions = format!("cubecl-bf16-mma-{runtime}");
+    let (attention, products) = match (weights, lacks_bf16) {
+        (DType::BF16, None) => (by_matrix_instructions.clone(), by_matrix_instructions),
+        (DType::BF16, Some(lacked)) => {
+            (format!("{f32} (no {lacked})"), format!("cubecl-bf16-widened-{runtime} (no {lacked})"))
+        }
+        _ => (f32.clone(), f32.clone()),
     };
-    table(f32, products)
+    table(attention, f32, products)
 }
 
-/// The implementation `f32`, or `products` where a kernel multiplies frozen matrices.
-fn table(f32: String, products: String) -> Table {
+/// The implementation `f32`, that of `attention`, or `products` where a kernel multiplies frozen matrices.
+fn table(attention: String, f32: String, products: String) -> Table {
     [
-        ("windowed_attention", f32.clone()),
+        ("windowed_attention", attention),
         ("rms_norm", f32.clone()),
         ("rope", f32.clone()),
         ("geglu", f32),

@@ -1,3 +1,4 @@
+use burn::tensor::DType;
 use tunehost_kernels::attention::cpu::{self, Gradients, Inputs, Saved};
 use tunehost_kernels::attention::{Attention, Heads, Isa, Segments, SegmentsError, reference, windowed_attention};
 
@@ -38,7 +39,7 @@ impl Case {
         Self {
             heads: Heads { query, kv, dim },
             // Scores of a few units, so that the softmax is neither flat nor a single one.
-            attention: Attention { segments, window, scale: 4.0 / (dim as f64).sqrt() },
+            attention: Attention { segments, window, scale: 4.0 / (dim as f64).sqrt(), operands: DType::F32 },
             q: values(1, tokens * query * dim),
             k: values(2, tokens * kv * dim),
             v: values(3, tokens * kv * dim),
@@ -129,7 +130,7 @@ fn the_tensor_operation_has_the_reference_gradients() {
         let q = tensor(&case.q, [tokens, query, dim]).require_grad();
         let k = tensor(&case.k, [tokens, kv, dim]).require_grad();
         let v = tensor(&case.v, [tokens, kv, dim]).require_grad();
-        let Attention { segments, window, scale } = &case.attention;
+        let Attention { segments, window, scale, .. } = &case.attention;
         let out = windowed_attention(q.clone(), k.clone(), v.clone(), segments, *window, *scale);
         let gradients = (out.clone() * tensor(&case.dout, [tokens, query, dim])).sum().backward();
         let [want_out, want_dq, want_dk, want_dv] = case.reference();
@@ -154,7 +155,12 @@ fn only_the_wanted_gradients_are_registered() {
 fn a_window_of_two_is_the_query_and_the_key_before_it() {
     // Queries and keys of zeros weigh visible keys equally, so a result is the mean of the visible values.
     let (heads, tokens) = (Heads { query: 1, kv: 1, dim: 16 }, 4);
-    let attention = Attention { segments: Segments::new(vec![0, 4], tokens).unwrap(), window: Some(2), scale: 1.0 };
+    let attention = Attention {
+        segments: Segments::new(vec![0, 4], tokens).unwrap(),
+        window: Some(2),
+        scale: 1.0,
+        operands: DType::F32,
+    };
     let (q, k) = (vec![0.0; tokens * 16], vec![0.0; tokens * 16]);
     let v: Vec<f32> = [1.0, 10.0, 100.0, 1000.0].iter().flat_map(|&x| [x; 16]).collect();
     let want: Vec<f32> = [1.0, 5.5, 55.0, 550.0].iter().flat_map(|&x| [x; 16]).collect();
