@@ -51,7 +51,8 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     // Memory that a process itself asks for, of the one that measures and of each that it starts.
     let mut limited = Command::new("sh");
     limited.args(["-c", &format!("ulimit -d {LIMIT_KIB}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_tunehost")]);
-    let out = limited.args(["smoke", &config, "--steps", "5"]).current_dir(root()).output().unwrap();
+    limited.args(["smoke", &config, "--steps", "5"]).env("TUNEHOST_RUNTIME_DIR", dir.path().join("runtime"));
+    let out = limited.current_dir(root()).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{stdout}\n{stderr}");
     assert!(stdout.contains("will not fit: 1 x 16,384 (out of memory)"), "{stdout}");
