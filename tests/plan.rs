@@ -41,7 +41,7 @@ fn config(dir: &Path, base: &Path) -> String {
     fs::write(dir.join("records.jsonl"), records.join("\n")).unwrap();
     let path = dir.join("sized.toml");
     let text = format!(
-        "name = \"sized\"\nmodel.base = \"{}\"\nmodel.weights = \"bf16\"\nlora.rank = 64\n\
+        "name = \"sized\"\nmodel.base = \"{}\"\nmodel.weights = \"bf16\"\nlora.rank = 64\nexport.merged = false\n\
          train = {{ micro_batch = 2, accumulation = 3, loss_chunk_rows = 1024, recompute_granularity = \"full\" }}\n\
          [data]\ntemplate = \"base\"\nmax_seq_len = 16384\ncache = \"off\"\nheld_out = 0.0\n\
          sources = [{{ path = \"records.jsonl\", root = \"records\" }}]\n",

@@ -124,7 +124,7 @@ impl TextConfig {
     /// `model::bad_config`, `model::unsupported`.
     pub fn parse(root: &Value) -> Result<Self> {
         let text = root.get("text_config").unwrap_or(root);
-        refuse_unsupported(text)?;
+        refuse_unsupported(root, text)?;
         let fields = Fields(text);
         let count = fields.usize("num_hidden_layers")?;
         let kinds = layer_kinds(text, count)?;
@@ -183,8 +183,15 @@ fn bad(field: &str, found: Option<&Value>, expected: &str) -> Error {
 }
 
 /// Features of the Gemma-4 family that change the arithmetic and are not computed here.
-fn refuse_unsupported(text: &Value) -> Result<()> {
+fn refuse_unsupported(root: &Value, text: &Value) -> Result<()> {
     let unsupported = |what: String, why: &str| Err(Error::new("model::unsupported", what).expected(why));
+    match root["architectures"][0].as_str() {
+        None | Some("Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration") => {}
+        Some(other) => {
+            let known = "Gemma4ForCausalLM or Gemma4ForConditionalGeneration";
+            return unsupported(format!("the checkpoint is of the architecture `{other}`"), known);
+        }
+    }
     match text.get("model_type").and_then(Value::as_str) {
         Some("gemma4_text") => {}
         Some(kind) => return unsupported(format!("the checkpoint is of the family `{kind}`"), "gemma4_text"),
@@ -291,9 +298,15 @@ impl Fields<'_> {
             if let Some(v) = own.and_then(|o| o.get(name)).and_then(Value::as_u64) {
                 return Ok(v as usize);
             }
-            match use_global && self.0.get(global).is_some_and(|v| !v.is_null()) {
-                true => self.usize(global),
-                false => self.usize(name),
+            match self.0.get(global).filter(|_| use_global) {
+                // null says that it is as elsewhere; a file that has neither spelling is not guessed at
+                None if use_global && self.0.get("per_layer_config").is_none() => Err(bad(
+                    &format!("{global}` or `per_layer_config"),
+                    None,
+                    "the size in full layers in one of the two",
+                )),
+                None | Some(Value::Null) => self.usize(name),
+                Some(_) => self.usize(global),
             }
         };
         let head_dim = field("head_dim", "global_head_dim", full)?;
@@ -406,6 +419,8 @@ mod tests {
             "num_attention_heads",
             "num_key_value_heads",
             "head_dim",
+            "global_head_dim",
+            "num_global_key_value_heads",
             "sliding_window",
             "attention_k_eq_v",
             "enable_moe_block",
@@ -452,6 +467,10 @@ mod tests {
             let e = TextConfig::parse(&v).unwrap_err();
             assert_eq!(e.code(), "model::unsupported", "{field}");
         }
+        let mut v = golden("config_hub_style.json");
+        v["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
+        let e = TextConfig::parse(&v).unwrap_err();
+        assert!(e.code() == "model::unsupported" && e.message().contains("LlamaForCausalLM"), "{e}");
         let mut v = golden("config_hub_style.json");
         v["text_config"].as_object_mut().unwrap().remove("hidden_size_per_layer_input");
         assert_eq!(TextConfig::parse(&v).unwrap_err().code(), "model::unsupported");

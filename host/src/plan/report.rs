@@ -167,14 +167,20 @@ pub struct Limit {
     pub source: Option<Source>,
     /// Bytes; null where the device does not tell.
     pub bytes: Option<usize>,
+    /// Measurements: one where it was measured.
+    pub n: Option<usize>,
 }
 
 impl Limit {
     /// What was stated, else what is free.
     pub fn of(stated: Option<usize>, free: Option<u64>) -> Self {
         match stated {
-            Some(bytes) => Self { source: Some(Source::Assumed), bytes: Some(bytes) },
-            None => Self { source: free.map(|_| Source::Measured), bytes: free.map(|bytes| bytes as usize) },
+            Some(bytes) => Self { source: Some(Source::Assumed), bytes: Some(bytes), n: None },
+            None => Self {
+                source: free.map(|_| Source::Measured),
+                bytes: free.map(|bytes| bytes as usize),
+                n: free.map(|_| 1),
+            },
         }
     }
 
@@ -207,8 +213,14 @@ pub struct MemoryReport {
     pub device: String,
     /// The device's memory.
     pub limit: Limit,
-    /// Share of what is allocated that is added as slack: assumed.
+    /// Share of what is allocated that is added as slack.
     pub slack_share: f64,
+    /// Where that is from.
+    pub slack_source: Source,
+    /// Where `process_bytes` are from: measured once, of the process that plans.
+    pub process_source: Source,
+    /// Measurements behind them.
+    pub process_n: usize,
     /// The configured shape, all rows full.
     pub configured: Sized,
     /// The largest micro-batch that the sampler planned, as one row.
@@ -267,6 +279,9 @@ impl MemoryReport {
             device: config.model.device.clone(),
             limit,
             slack_share: model.slack_share(),
+            slack_source: Source::Assumed,
+            process_source: Source::Measured,
+            process_n: 1,
             configured: sized(rows, asked),
             planned,
             evaluation,
@@ -360,8 +375,23 @@ pub struct Disk {
     pub merged_bytes: usize,
     /// Checkpoints (one, where it is not known how many) and exports.
     pub run_bytes: usize,
-    /// Free where the run folders are made: measured; null where the system does not tell.
+    /// Free where the run folders are made; null where the system does not tell.
     pub free_bytes: Option<u64>,
+    /// Where that is from.
+    pub free_source: Source,
+    /// Measurements behind it.
+    pub free_n: usize,
+}
+
+impl Disk {
+    pub(super) fn require_fit(&self) -> Result<()> {
+        let Some(free) = self.free_bytes.filter(|free| *free < self.run_bytes as u64) else { return Ok(()) };
+        let (needed, free) = (bytes(self.run_bytes), bytes(free as usize));
+        let message = format!("the run folder takes {needed} (computed), and {free} are free there (measured)");
+        Err(Error::new("gate::free_disk", message).expected("checkpoints and exports within what is free").help(
+            "run.root elsewhere; export.merged = false leaves the merged model out; checkpoint.keep_last keeps fewer",
+        ))
+    }
 }
 
 impl Report {
@@ -403,6 +433,8 @@ impl Report {
             merged_bytes,
             run_bytes: checkpoints_bytes.unwrap_or(checkpoint_bytes) + adapter_bytes + merged_bytes,
             free_bytes: free_disk_bytes(&config.run.root),
+            free_source: Source::Measured,
+            free_n: 1,
         };
         if sample.is_some() {
             steps.source = Source::Estimated;
@@ -426,11 +458,11 @@ impl Report {
     /// Whether the run fits, as far as that is known.
     ///
     /// # Errors
-    /// `gate::free_memory`.
+    /// `gate::free_memory`, `gate::free_disk`.
     pub fn require_fit(&self) -> Result<()> {
         let MemoryReport { planned, run, limit, .. } = &self.memory;
         if run.fits != Some(false) {
-            return Ok(());
+            return self.disk.require_fit();
         }
         let (what, help) = match run.of {
             "evaluation" => ("the evaluation of held-out records".into(), "eval.max_records_per_root = 0 turns it off"),

@@ -97,7 +97,8 @@ impl Speed {
     pub fn new(peak_tflops: f64, mut utilisation: Vec<f64>) -> Result<Self> {
         let shares = !utilisation.is_empty() && utilisation.iter().all(|share| *share > 0.0 && *share <= 1.0);
         if !(peak_tflops.is_finite() && peak_tflops > 0.0 && shares) {
-            let message = format!("--peak-tflops {peak_tflops} --utilisation {utilisation:?} is no speed");
+            let shares: Vec<String> = utilisation.iter().map(f64::to_string).collect();
+            let message = format!("--peak-tflops {peak_tflops} --utilisation {} is no speed", shares.join(","));
             return Err(Error::new("usage::speed", message)
                 .expected("a positive number of TFLOP/s, and shares of it above 0 and up to 1, such as 0.1,0.25"));
         }

@@ -1,8 +1,9 @@
 //! The sizing of the 26B-A4B model, held against arithmetic by a script (`tests/fixtures/plan`).
 
+use super::Source;
 use super::blocks::Block;
 use super::memory::{Model, Shape};
-use super::report::{Adapters, Base, CHECKPOINT_VALUES};
+use super::report::{Adapters, Base, CHECKPOINT_VALUES, Disk};
 use super::steps::{Speed, Steps, steps};
 use super::work::visible_keys;
 use crate::config::{LoraConfig, Recompute, RecomputeGranularity, RecomputeWord, Targets, TrainConfig, WeightDtype};
@@ -211,4 +212,23 @@ fn a_speed_is_a_peak_and_shares_of_it() {
     for (peak, shares) in [(0.0, vec![0.1]), (f64::NAN, vec![0.1]), (300.0, vec![]), (300.0, vec![10.0])] {
         assert_eq!(Speed::new(peak, shares).unwrap_err().code(), "usage::speed");
     }
+}
+
+#[test]
+fn a_run_folder_that_the_disk_does_not_hold_is_an_error() {
+    let disk = |free_bytes| Disk {
+        source: Source::Computed,
+        encode_cache_bytes: 0,
+        checkpoint_bytes: 3 << 20,
+        checkpoints_bytes: Some(6 << 20),
+        adapter_bytes: 1 << 20,
+        merged_bytes: 0,
+        run_bytes: 7 << 20,
+        free_bytes,
+        free_source: Source::Measured,
+        free_n: 1,
+    };
+    assert!(disk(Some(7 << 20)).require_fit().is_ok() && disk(None).require_fit().is_ok());
+    let error = disk(Some((7 << 20) - 1)).require_fit().unwrap_err();
+    assert!(error.code() == "gate::free_disk" && error.message().contains("7.0 MiB"), "{error}");
 }

@@ -123,7 +123,8 @@ impl Report {
             writeln!(out, "  {what:<66} {:>10}", bytes(peak))?;
         }
         let run = memory.run;
-        let what = format!("peak of the run: the highest of these, that of the {}", run.of);
+        let of = if run.of == "steps" { "the largest planned micro-batch" } else { run.of };
+        let what = format!("peak of this run: that of {of}");
         writeln!(out, "  {what:<66} {:>10}{}", bytes(run.peak_bytes), verdict(run.fits))?;
         let (rows, length) = (memory.configured.shape.micro_batch, memory.configured.shape.seq_len_tokens);
         if let Some(most) = memory.most_rows {

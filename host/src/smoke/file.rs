@@ -78,7 +78,7 @@ pub struct ShapeResult {
 pub struct Prediction {
     /// Optimiser steps of the run.
     pub optimiser_steps: usize,
-    /// Its first epoch at each pace, fastest first; evaluation, checkpoints and export not counted.
+    /// One epoch at each pace, whole where the run ends before it does, fastest first; evaluation, checkpoints and export not counted.
     pub epoch_s: [f64; 3],
     /// All of it.
     pub run_s: [f64; 3],
@@ -89,14 +89,13 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Of the steps of a run, `first_epoch` of which are of its first epoch.
-    pub fn new(fit: &Fit, steps: &Steps, first_epoch: usize) -> Self {
-        let seconds = |pace: Pace| fit.of_steps(pace, steps);
-        let sum = |count: usize| Pace::ALL.map(|pace| seconds(pace).iter().take(count).sum());
+    /// Of the steps of a run, and of those of one epoch.
+    pub fn new(fit: &Fit, steps: &Steps, epoch: &Steps) -> Self {
+        let seconds = |of: &Steps| Pace::ALL.map(|pace| fit.of_steps(pace, of).iter().sum());
         Self {
             optimiser_steps: steps.optimiser_steps,
-            epoch_s: sum(first_epoch),
-            run_s: sum(steps.optimiser_steps),
+            epoch_s: seconds(epoch),
+            run_s: seconds(steps),
             largest_micro_batch_tokens: steps.largest_micro_batch_tokens,
             longest_record_tokens: steps.longest_record_tokens,
         }

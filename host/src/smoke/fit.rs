@@ -76,7 +76,7 @@ pub struct Fit {
     pub micro_batch: usize,
     /// Through the medians of the measured shapes.
     pub curve: Curve,
-    /// The fastest step of any shape, as a share of its shape's median.
+    /// The fastest step of any shape, as a share of what the curve says of it.
     pub fastest_share: f64,
     /// The slowest, likewise.
     pub slowest_share: f64,
@@ -146,7 +146,10 @@ impl Fit {
     pub fn new(micro_batch: usize, points: &[(usize, Spread)], optimizer_s: Spread) -> Option<Self> {
         let medians: Vec<(f64, f64)> = points.iter().map(|(width, spread)| (*width as f64, spread.median)).collect();
         let curve = Curve::fit(&medians)?;
-        let shares = |of: fn(&Spread) -> f64| points.iter().map(move |(_, spread)| of(spread) / spread.median);
+        // What the curve misses is part of the band.
+        let shares = |of: fn(&Spread) -> f64| {
+            points.iter().map(move |(width, spread)| of(spread) / curve.seconds(*width as f64))
+        };
         let residual = |(width, spread): &(usize, Spread)| Residual {
             seq_len_tokens: *width,
             measured_s: spread.median,

@@ -5,10 +5,10 @@ use super::file::{Outcome, Prediction, SCHEMA, ShapeResult, Smoke};
 use super::fingerprint::Fingerprint;
 use super::fit::Fit;
 use super::shapes::{Asked, asked};
-use crate::config::Config;
+use crate::config::{Config, TrainConfig};
 use crate::eligibility;
 use crate::error::{Error, Result};
-use crate::job::{self, Policies, Prepared};
+use crate::job::{self, Policies, Prepared, planned_steps};
 use crate::plan::Spread;
 use crate::plan::memory::Model;
 use crate::plan::steps;
@@ -48,7 +48,11 @@ pub fn measure(config: &Config, options: &Options, reporter: &mut Reporter) -> R
     let mut policies = Policies::load(&config.plugins, None)?;
     // What may not be trained on is not computed on either.
     eligibility::ask(config, manifest.as_ref(), &mut policies.eligibility, None, None)?;
-    let prepared = Prepared::new(config, manifest.map(|manifest| manifest.file), policies, reporter)?;
+    let mut prepared = Prepared::new(config, manifest.map(|manifest| manifest.file), policies, reporter)?;
+    // Whole, where the run ends within it.
+    let one = TrainConfig { epochs: 1, max_steps: None, ..config.train.clone() };
+    let (epoch, _) =
+        planned_steps(&Config { train: one, ..config.clone() }, &prepared.corpus, &mut prepared.policies.sampler)?;
     let Prepared { text, checkpoint, spec, lora, corpus, steps: planned, .. } = &prepared;
     let fingerprint = Fingerprint::of(config, checkpoint, lora)?;
     let model = Model::new(config, text, spec, lora);
@@ -70,8 +74,8 @@ pub fn measure(config: &Config, options: &Options, reporter: &mut Reporter) -> R
     let updates: Vec<Spread> = shapes.iter().filter_map(|shape| shape.optimizer_s).collect();
     let fit = updates.last().and_then(|update| Fit::new(config.train.micro_batch as usize, &points, *update));
     let counted = steps::steps(&model, planned, &corpus.train);
-    let first_epoch = planned.iter().filter(|step| step.epoch == 0).count();
-    let prediction = fit.as_ref().map(|fit| Prediction::new(fit, &counted, first_epoch));
+    let epoch = steps::steps(&model, &epoch, &corpus.train);
+    let prediction = fit.as_ref().map(|fit| Prediction::new(fit, &counted, &epoch));
     Ok(Smoke { schema: SCHEMA, measured: utc_now(), fingerprint, free_bytes, shapes, fit, prediction })
 }
 
