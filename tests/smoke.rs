@@ -76,7 +76,7 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     let residuals = smoke["fit"]["residuals"].as_array().unwrap();
     assert_eq!(residuals.len(), 2);
     assert!(stdout.contains("not to be trusted: two coefficients through n = 2 widths"), "{stdout}");
-    let [fastest, median, slowest] = [0, 1, 2].map(|at| smoke["prediction"]["epoch_s"][at].as_f64().unwrap());
+    let [fastest, median, slowest] = [0, 1, 2].map(|at| smoke["prediction"]["run_s"][at].as_f64().unwrap());
     assert!(0.0 < fastest && fastest <= median && median <= slowest, "{}", smoke["prediction"]);
 
     // What failed is refused, before the base is read, and said to be what can be let through.
@@ -110,9 +110,12 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     assert_eq!(provenance(&dir.path().join("runs/small-002"))["gates"]["smoke"]["verdict"], "warned");
     fs::write(&path, smoke.to_string()).unwrap();
 
-    // `plan` takes its time from it, and says which checkpoints that makes.
-    let plan =
-        |more: &[&str]| -> Value { serde_json::from_str(&ok(&[&["plan", &config, "--json"], more].concat())).unwrap() };
+    // `plan` tells what a run would be refused for, takes its time from it, and says which checkpoints that makes.
+    assert!(fails(&["plan", &config], 7).contains("gate::smoke"));
+    let plan = |more: &[&str]| -> Value {
+        let args = ["plan", &config, "--json", "--set", "gates.smoke=warn"];
+        serde_json::from_str(&ok(&[&args[..], more].concat())).unwrap()
+    };
     let planned = plan(&[]);
     let seconds = |at: usize| planned["schedules"][at]["training_s"].as_f64().unwrap();
     assert_eq!(planned["schedules"][1]["source"], "measured");
@@ -135,6 +138,8 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     assert_documented(table, &samples);
     fs::write(&path, "{").unwrap();
     assert!(ok(&["plan", &config]).contains("it cannot be read"));
+    let said = fails(&["plan", &config, "--smoke", path.to_str().unwrap()], 2);
+    assert!(said.contains("usage::smoke") && said.contains("cannot be read"), "{said}");
     fs::remove_file(&path).unwrap();
     assert!(ok(&["plan", &config]).contains("nothing was measured"));
     let said = fails(&["plan", &config, "--smoke", path.to_str().unwrap()], 2);

@@ -1,7 +1,7 @@
 //! `tunehost plan`.
 
 use super::{ConfigArgs, corpus, print};
-use crate::config::Config;
+use crate::config::{Action, Config};
 use crate::corpus::{Corpus, Sample};
 use crate::error::{Error, Result};
 use crate::job::{Policies, check_exporter, planned_steps};
@@ -84,6 +84,10 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
         let message = format!("there is no {}", path.display());
         return Err(Error::new("usage::smoke", message).expected("a file that tunehost smoke --out wrote"));
     }
+    if let (Found::Unusable(why), Some(path)) = (&kept, &args.smoke) {
+        let message = format!("{} is not used: {why}", path.display());
+        return Err(Error::new("usage::smoke", message).expected("measurements of this run's shapes by this build"));
+    }
     let measured = if let Found::Fresh(smoke) = &kept { smoke.paces(&counted) } else { Vec::new() };
     let assumed = speed.iter().flat_map(|speed| speed.paces(&counted));
     let schedules = measured
@@ -92,6 +96,13 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
         .map(|pace| steps::schedule(&mut load_scheduler()?, &pace, start_ms))
         .collect::<Result<Vec<_>>>()?;
 
+    // What a run would be refused for.
+    let seen = match &kept {
+        Found::Fresh(smoke) if config.gates.smoke == Action::Stop => {
+            smoke.look(&place, counted.largest_micro_batch_tokens).map(|_| ())
+        }
+        _ => Ok(()),
+    };
     let dropped = dropped.iter().map(|(_, ids)| ids.len()).sum();
     let measured = kept.for_plan(place);
     let report = Report::new(
@@ -101,7 +112,8 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
         true => print(&serde_json::to_string_pretty(&report).expect("numbers and names are JSON"))?,
         false => print(&report.to_string())?,
     }
-    report.require_fit()
+    report.require_fit()?;
+    seen
 }
 
 /// The corpus: all of it where it is small, where the encode cache holds it or `exact` says so, else as a sample has it.

@@ -123,7 +123,13 @@ impl TextConfig {
     /// # Errors
     /// `model::bad_config`, `model::unsupported`.
     pub fn parse(root: &Value) -> Result<Self> {
-        let text = root.get("text_config").unwrap_or(root);
+        let text = match root.get("text_config") {
+            Some(text) => text,
+            None if root["model_type"] == "gemma4" => {
+                return Err(bad("text_config", None, "the text model's fields in an object of that name"));
+            }
+            None => root,
+        };
         refuse_unsupported(root, text)?;
         let fields = Fields(text);
         let count = fields.usize("num_hidden_layers")?;
@@ -467,7 +473,9 @@ mod tests {
             let e = TextConfig::parse(&v).unwrap_err();
             assert_eq!(e.code(), "model::unsupported", "{field}");
         }
-        let mut v = golden("config_hub_style.json");
+        let mut v = serde_json::json!({"model_type": "gemma4", "hidden_size": 64});
+        assert!(TextConfig::parse(&v).unwrap_err().message().contains("text_config"));
+        v = golden("config_hub_style.json");
         v["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
         let e = TextConfig::parse(&v).unwrap_err();
         assert!(e.code() == "model::unsupported" && e.message().contains("LlamaForCausalLM"), "{e}");

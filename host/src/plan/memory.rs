@@ -58,7 +58,9 @@ pub struct Memory {
     pub feed_forward_bytes: usize,
     /// The loss head.
     pub loss_head_bytes: usize,
-    /// Logits of the whole micro-batch with their copies, if the loss head did not go by chunks; in no sum.
+    /// Logits of the whole micro-batch.
+    pub naive_logits: usize,
+    /// Their bytes with their copies, if the loss head did not go by chunks; in no sum.
     pub naive_loss_head_bytes: usize,
     /// Program, plugins, tokenizer and corpus, where they share the device's memory: measured of the process that plans, and
     /// [`COMPUTING_BYTES`].
@@ -179,6 +181,7 @@ impl Model<'_> {
             attention_bytes: attention_most,
             feed_forward_bytes: feed_forward_most,
             loss_head_bytes: loss_head,
+            naive_logits: n * self.text.vocab_size,
             naive_loss_head_bytes: n * self.text.vocab_size * NAIVE_LOGIT_BYTES,
             process_bytes: self.process_bytes,
             slack_bytes: slack,

@@ -88,6 +88,7 @@ impl Report {
             }
             _ => "program, plugins, tokenizer, corpus: in the host's memory".into(),
         };
+        let naive = format!("loss head, if it made full logits, {:.3e} of them", m.naive_logits as f64);
         for (what, size) in [
             ("base", m.base_bytes),
             ("adapters, gradients, AdamW", m.adapters_gradients_adamw_bytes),
@@ -97,7 +98,7 @@ impl Report {
             ("one layer: attention", m.attention_bytes),
             ("one layer: dense MLP and experts", m.feed_forward_bytes),
             ("loss head, by chunks", m.loss_head_bytes),
-            ("loss head, if it made full logits", m.naive_loss_head_bytes),
+            (&*naive, m.naive_loss_head_bytes),
             (&*process, m.process_bytes),
             ("slack", m.slack_bytes),
         ] {

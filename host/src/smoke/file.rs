@@ -167,12 +167,13 @@ impl Smoke {
     pub fn paces(&self, steps: &Steps) -> Vec<steps::Pace> {
         let of = |fit: &Fit| {
             let doubtful = if fit.doubts.is_empty() { "" } else { ", whose fit is not to be trusted" };
+            let extrapolated = if steps.longest_record_tokens > fit.widest_tokens() { ", extrapolated" } else { "" };
             Pace::ALL
                 .into_iter()
                 .rev()
                 .map(|pace| steps::Pace {
                     source: Source::Measured,
-                    at: format!("each step as the {} of smoke{doubtful}", pace.name()),
+                    at: format!("each step as the {} of smoke{extrapolated}{doubtful}", pace.name()),
                     step_s: fit.of_steps(pace, steps),
                 })
                 .collect()

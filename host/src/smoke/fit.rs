@@ -96,11 +96,14 @@ const LEAST_RATIO: usize = 2;
 /// The most that the curve may miss a median by, as a share of it.
 const MOST_RESIDUAL: f64 = 0.1;
 
-/// What speaks against a curve with these residuals.
-fn doubts(residuals: &[Residual]) -> Vec<String> {
+/// What speaks against a curve with these residuals, through medians of `least_n` micro-batches or more.
+fn doubts(residuals: &[Residual], least_n: usize) -> Vec<String> {
     let widths = || residuals.iter().map(|residual| residual.seq_len_tokens);
     let (narrowest, widest) = (widths().min().unwrap_or(0), widths().max().unwrap_or(0));
     let mut doubts = Vec::new();
+    if least_n < 2 {
+        doubts.push("a shape was timed once (n = 1), and has no spread: --steps N measures more".into());
+    }
     if residuals.len() < LEAST_WIDTHS {
         let count = residuals.len();
         doubts.push(format!("two coefficients through n = {count} widths: {LEAST_WIDTHS} show whether they fit"));
@@ -162,7 +165,7 @@ impl Fit {
             fastest_share: shares(|spread| spread.min).fold(1.0, f64::min),
             slowest_share: shares(|spread| spread.max).fold(1.0, f64::max),
             optimizer_s,
-            doubts: doubts(&residuals),
+            doubts: doubts(&residuals, points.iter().map(|(_, spread)| spread.n).min().unwrap_or(0)),
             residuals,
         })
     }

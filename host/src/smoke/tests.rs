@@ -17,7 +17,7 @@ fn shapes_are_quantiles_of_the_plan_and_what_the_configuration_allows() {
     };
     assert_eq!(of(shapes(64)), names(&[("p50", 25), ("p90", 45), ("max", 50), ("worst", 64)]));
     assert_eq!(of(shapes(50)), names(&[("p50", 25), ("p90", 45), ("max worst", 50)]));
-    assert_eq!(of(asked(&[1], 1, 8)), names(&[("p50 p90 max", 2), ("worst", 8)]));
+    assert_eq!(of(asked(&[1], 1, 8)), names(&[("p50 p90 max", 2), ("between", 4), ("worst", 8)]));
 }
 
 #[test]
