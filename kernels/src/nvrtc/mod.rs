@@ -105,8 +105,9 @@ fn row(case: &str, launch: &Launch, flops: Option<f64>, arch: Arch, machine: &Ma
     );
     let mut faults = Vec::new();
     let mut fault = |what: String| faults.push(format!("{case}: {} for sm_{}: {what}", launch.variant, arch.sm));
-    if machine.spilled_bytes > 0 {
-        fault(format!("{} bytes of a thread are not in registers", machine.spilled_bytes));
+    if machine.spilled_bytes > arch.spilled_bytes_max {
+        let most = arch.spilled_bytes_max;
+        fault(format!("{} bytes of a thread are not in registers, {most} at most", machine.spilled_bytes));
     }
     if launch.shared_bytes > SHARED_BYTES_MAX {
         fault(format!("{} bytes of shared memory, {SHARED_BYTES_MAX} at most", launch.shared_bytes));

@@ -110,7 +110,7 @@ pub(super) fn backward_queries(
         let (scores, d_weights) = two_products(q, dout, &own, k, v, &keys, &mut shared, dim);
         #[unroll]
         for j in 0..4usize {
-            let seen = sees(query, key0 + col + j * 8, window);
+            let seen = query < rows.end && sees(query, key0 + col + j * 8, window);
             let weight = weight_of(seen, scores[j] * scale, row_lse);
             d_scores[row * PITCH + col + j * 8] = select(seen, weight * (d_weights[j] - row_delta), 0.0f32);
         }
