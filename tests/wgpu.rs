@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{accounted::assert_accounted, fails, ok, short};
+use common::{accounted::assert_accounted, fails, ok, root, short};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -65,6 +65,20 @@ fn what_a_step_takes_is_measured_there_by_kernel() {
     let loss =
         bench["rows"].as_array().unwrap().iter().find(|row| row["what"] == "linear_cross_entropy, loss and gradient");
     assert!(loss.unwrap()["flop"].as_u64() > Some(0), "{bench:#}");
+
+    // Memory is what the device's allocator holds, and the host's is told beside it. Records are cut to one width: one shape.
+    let smoke = of("smoke", &["--steps", "3", "--set", "data.max_seq_len=7"]);
+    let weights = fs::metadata(root().join("tests/fixtures/tiny-base/model.safetensors")).unwrap().len() as f64;
+    for shape in smoke["shapes"].as_array().unwrap() {
+        assert_eq!(shape["outcome"], "fits", "{shape:#}");
+        let of_shape = |name: &str| shape[name].as_f64().unwrap_or_else(|| panic!("{name}: {shape:#}"));
+        let [loaded, in_use, reserved, host] =
+            ["loaded_bytes", "peak_in_use_bytes", "peak_bytes", "host_peak_bytes"].map(of_shape);
+        // The base is in f32 there, and in bf16 on disk.
+        assert!(loaded > weights && in_use > weights && reserved >= in_use && host > 0.0, "{shape:#}");
+        let computed = of_shape("computed_peak_bytes");
+        assert!((0.8..1.2).contains(&(computed / reserved)), "{computed} computed, {reserved} reserved");
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use burn::tensor::DeviceKind;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use nvml_wrapper::{Nvml, error::NvmlError};
 use tunehost_kernels::gpu::Adapter;
+pub use tunehost_kernels::gpu::Held;
 pub use tunehost_kernels::resolve::sha256 as kernels_sha256;
 use tunehost_kernels::resolve::{self, Table};
 
@@ -183,6 +184,18 @@ pub fn free_memory_bytes(card: &Card) -> Option<u64> {
         return Some(memory.free);
     }
     card.free_memory_bytes()
+}
+
+/// Memory of the device `name` that this process holds now, as its allocator tells; nothing where the device is the CPU, whose memory
+/// the system tells ([`resident_bytes`](crate::run::machine::resident_bytes)), or there is none.
+pub fn held(name: &str) -> Option<Held> {
+    match Name::parse(name).ok()? {
+        Name::Cpu => None,
+        #[cfg(feature = "wgpu")]
+        Name::Wgpu(card) => tunehost_kernels::wgpu::held(card).ok(),
+        #[cfg(feature = "cuda")]
+        Name::Cuda(index) => tunehost_kernels::cuda::held(index.into()).ok(),
+    }
 }
 
 /// What NVIDIA's management library answers; nothing where it is not there.

@@ -1,6 +1,6 @@
 //! NVIDIA's devices, through CUDA.
 
-use crate::gpu::Adapter;
+use crate::gpu::{Adapter, Held};
 use cubecl::Device;
 use cubecl::cuda::install;
 
@@ -21,4 +21,12 @@ pub fn adapter(index: usize) -> Result<Adapter, String> {
         return Err(format!("CUDA's headers, which its kernels include, are not in {place}"));
     }
     Ok(Adapter::new(&device.client()))
+}
+
+/// Memory that the allocator of that device holds now.
+///
+/// # Errors
+/// The reason, where CUDA has no such device here.
+pub fn held(index: usize) -> Result<Held, String> {
+    Ok(Held::of(&Device::cuda(index).map_err(|error| error.to_string())?.client()))
 }

@@ -44,3 +44,22 @@ impl Adapter {
         resolve::cubecl(self.runtime, self.lacks_bf16, weights)
     }
 }
+
+/// Memory that the allocator of a device holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// What tensors take.
+    pub in_use_bytes: usize,
+    /// What it has from the driver for that, and so gone for everybody else: with what of a page nobody asked for, and what was freed and
+    /// is kept for whoever asks next.
+    pub reserved_bytes: usize,
+}
+
+impl Held {
+    /// That of the device behind `client`.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn of(client: &cubecl::client::Client) -> Self {
+        let usage = client.memory_report(cubecl::MemoryScope::Device).usage();
+        Self { in_use_bytes: usage.bytes_in_use as usize, reserved_bytes: usage.bytes_reserved as usize }
+    }
+}

@@ -1,7 +1,8 @@
 //! The device that wgpu finds: Vulkan, Metal or DX12.
 
-use crate::gpu::Adapter;
+use crate::gpu::{Adapter, Held};
 use cubecl::Device;
+use cubecl::client::Client;
 use cubecl::wgpu::WgpuDeviceKind;
 use cubecl::wgpu::wgpu::{AdapterInfo, Backends, DeviceType, Instance, InstanceDescriptor};
 
@@ -11,8 +12,7 @@ use cubecl::wgpu::wgpu::{AdapterInfo, Backends, DeviceType, Instance, InstanceDe
 /// # Errors
 /// The reason, where wgpu finds no adapter.
 pub fn adapter(discrete: Option<usize>) -> Result<Adapter, String> {
-    let kind = discrete.map_or_else(WgpuDeviceKind::default, WgpuDeviceKind::DiscreteGpu);
-    let client = Device::wgpu(kind).map_err(|error| error.to_string())?.client();
+    let client = client(discrete)?;
     let adapter = Adapter::new(&client);
     let info = info(&adapter.name, discrete);
     Ok(Adapter {
@@ -21,6 +21,19 @@ pub fn adapter(discrete: Option<usize>) -> Result<Adapter, String> {
         pci: info.map(|info| info.device_pci_bus_id).filter(|pci| !pci.is_empty()),
         ..adapter
     })
+}
+
+/// Memory that the allocator of that adapter holds now.
+///
+/// # Errors
+/// As [`adapter`].
+pub fn held(discrete: Option<usize>) -> Result<Held, String> {
+    Ok(Held::of(&client(discrete)?))
+}
+
+fn client(discrete: Option<usize>) -> Result<Client, String> {
+    let kind = discrete.map_or_else(WgpuDeviceKind::default, WgpuDeviceKind::DiscreteGpu);
+    Ok(Device::wgpu(kind).map_err(|error| error.to_string())?.client())
 }
 
 /// What wgpu says of an adapter, of which the runtime keeps the name alone: the discrete card of this number, or the first of

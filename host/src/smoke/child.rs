@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::corpus::{Record, Tokens};
+use crate::device::{self, Held};
 use crate::error::{Error, Result};
 use crate::job::{Policies, Prepared};
 use crate::model::adapter::{Adapter, values};
@@ -15,9 +16,12 @@ use crate::train::optimizer::AdamW;
 use crate::train::steps::{MicroBatch, Step};
 use crate::train::trainer::Trainer;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::io::Read;
+use std::rc::Rc;
 use std::thread;
 use std::time::Instant;
+use tunehost_kernels::trace;
 
 /// The first step, which finds caches cold and compiles, and the last one, which is for its memory, are not timed.
 const UNTIMED_STEPS: u64 = 2;
@@ -31,16 +35,14 @@ const UPDATES: usize = 5;
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Told {
     /// The base is on the device.
-    Loaded {
-        /// The most memory that this process had until now; null where the system does not tell.
-        peak_bytes: Option<usize>,
-    },
+    Loaded(Peak),
     /// A step was done.
     Step {
         /// Its time, where it was timed.
         wall_s: Option<f64>,
-        /// As in `loaded`.
-        peak_bytes: Option<usize>,
+        /// After it.
+        #[serde(flatten)]
+        peak: Peak,
     },
     /// All steps were done.
     Done {
@@ -51,6 +53,52 @@ pub enum Told {
         /// Seconds of the optimiser's update.
         optimizer_s: Vec<f64>,
     },
+}
+
+/// The most memory that this process had until now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peak {
+    /// Of the device: on the CPU that of the process, null where the system does not tell; on another what its allocator reserved.
+    pub bytes: Option<usize>,
+    /// What tensors took of that, where the allocator tells it from what it reserved.
+    pub in_use_bytes: Option<usize>,
+    /// Of the host, where the device is not the CPU.
+    pub host_bytes: Option<usize>,
+}
+
+/// Looks at the memory of a device.
+#[derive(Clone)]
+struct Watch {
+    device: String,
+    most: Rc<Cell<Held>>,
+}
+
+impl Watch {
+    fn new(device: &str) -> Self {
+        Self { device: device.into(), most: Rc::default() }
+    }
+
+    /// Takes down what the device holds at this moment.
+    fn look(&self) {
+        if let Some(now) = device::held(&self.device) {
+            let most = self.most.get();
+            self.most.set(Held {
+                in_use_bytes: most.in_use_bytes.max(now.in_use_bytes),
+                reserved_bytes: most.reserved_bytes.max(now.reserved_bytes),
+            });
+        }
+    }
+
+    fn peak(&self) -> Peak {
+        self.look();
+        let host_bytes = peak_resident_bytes();
+        match self.most.get() {
+            _ if self.device == "cpu" => Peak { bytes: host_bytes, ..Peak::default() },
+            Held { in_use_bytes, reserved_bytes } => {
+                Peak { bytes: Some(reserved_bytes), in_use_bytes: Some(in_use_bytes), host_bytes }
+            }
+        }
+    }
 }
 
 /// Computes `steps` optimiser steps of `shape` as a run of `config` does: the same preparation, engine, optimiser and gates. The last
@@ -64,7 +112,8 @@ pub fn compute(config: &Config, shape: Shape, steps: u64, tell: &mut dyn FnMut(&
     let mut reporter = Reporter::new(Mode::Quiet);
     let prepared = Prepared::new(config, None, Policies::load(&config.plugins, None)?, &mut reporter)?;
     let engine = prepared.load_engine(config, &mut reporter)?;
-    tell(&Told::Loaded { peak_bytes: peak_resident_bytes() })?;
+    let watch = Watch::new(&config.model.device);
+    tell(&Told::Loaded(watch.peak()))?;
 
     let rows = rows(&prepared.corpus.train, shape, config.train.seed);
     let all_trained = rows.iter().map(|row| {
@@ -92,11 +141,17 @@ pub fn compute(config: &Config, shape: Shape, steps: u64, tell: &mut dyn FnMut(&
         let last = index + 1 == steps;
         let being_saved = last.then(|| (trainer.adapter.clone(), trainer.optimizer.clone()));
         let started = Instant::now();
-        trainer.step(index, if last { &worst } else { &usual }, &mut gates)?;
+        if last {
+            // The most is within a step: looked for at the ends of its kernels, in the step that is not timed.
+            let within = watch.clone();
+            trace::record(move || within.look(), || trainer.step(index, &worst, &mut gates)).0?;
+        } else {
+            trainer.step(index, &usual, &mut gates)?;
+        }
         finish(&trainer.adapter);
         let wall_s = started.elapsed().as_secs_f64();
         drop(being_saved);
-        tell(&Told::Step { wall_s: (index > 0 && !last).then_some(wall_s), peak_bytes: peak_resident_bytes() })?;
+        tell(&Told::Step { wall_s: (index > 0 && !last).then_some(wall_s), peak: watch.peak() })?;
     }
     let optimizer_s = (0..UPDATES).map(|_| update_s(&mut trainer)).collect();
     tell(&Told::Done { micro_batches, trained_tokens, optimizer_s })

@@ -59,10 +59,17 @@ pub struct ShapeResult {
     pub why: Option<String>,
     /// Steps that were done.
     pub steps: u64,
-    /// The most memory of the process before the first step; null where that is not known.
+    /// The most memory of the device before the first step; null where that is not known.
     pub loaded_bytes: Option<usize>,
-    /// The most memory of the process; of one that failed, when it last told.
+    /// The most memory of the device: on the CPU that of the process, on another what its allocator reserved; of one that failed, when
+    /// it last told.
     pub peak_bytes: Option<usize>,
+    /// What tensors took of that at most, seen at the ends of kernels; null on the CPU.
+    #[serde(default)]
+    pub peak_in_use_bytes: Option<usize>,
+    /// The most memory of the process on the host of a device that is not the CPU.
+    #[serde(default)]
+    pub host_peak_bytes: Option<usize>,
     /// Tokens with a target in a timed micro-batch.
     pub trained_tokens: Option<usize>,
     /// A step's time.

@@ -1,6 +1,6 @@
 //! The process that starts a process for each shape, and makes a result of how that ends.
 
-use super::child::Told;
+use super::child::{Peak, Told};
 use super::file::{Outcome, Prediction, SCHEMA, ShapeResult, Smoke};
 use super::fingerprint::Fingerprint;
 use super::fit::Fit;
@@ -89,11 +89,17 @@ impl ShapeResult {
             steps: 0,
             loaded_bytes: None,
             peak_bytes: None,
+            peak_in_use_bytes: None,
+            host_peak_bytes: None,
             trained_tokens: None,
             step_s: None,
             micro_batch_s: None,
             optimizer_s: None,
         }
+    }
+
+    fn told(&mut self, Peak { bytes, in_use_bytes, host_bytes }: Peak) {
+        (self.peak_bytes, self.peak_in_use_bytes, self.host_peak_bytes) = (bytes, in_use_bytes, host_bytes);
     }
 }
 
@@ -146,10 +152,13 @@ fn listen(stdout: ChildStdout, result: &mut ShapeResult, steps: u64, reporter: &
     let what = format!("steps of {} x {}", shape.micro_batch, shape.seq_len_tokens);
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
-            Ok(Told::Loaded { peak_bytes }) => result.loaded_bytes = peak_bytes,
-            Ok(Told::Step { wall_s, peak_bytes }) => {
+            Ok(Told::Loaded(peak)) => {
+                result.loaded_bytes = peak.bytes;
+                result.told(peak);
+            }
+            Ok(Told::Step { wall_s, peak }) => {
                 result.steps += 1;
-                result.peak_bytes = peak_bytes;
+                result.told(peak);
                 walls.extend(wall_s);
                 reporter.progress(&what, result.steps as usize, steps as usize);
             }
@@ -166,7 +175,6 @@ fn listen(stdout: ChildStdout, result: &mut ShapeResult, steps: u64, reporter: &
             Err(_) => {}
         }
     }
-    result.peak_bytes = result.peak_bytes.or(result.loaded_bytes);
     false
 }
 

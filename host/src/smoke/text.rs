@@ -36,7 +36,10 @@ impl Display for Smoke {
         writeln!(out, "measured {}, free memory before {free} (measured, n = 1)", self.measured)?;
         let device = self.fingerprint.device();
         if device != "cpu" {
-            writeln!(out, "peaks that were measured are of the host: {device} does not tell what it holds")?;
+            writeln!(
+                out,
+                "peaks that were measured are what the allocator of {device} reserved, of the host's memory where the device has none of its own"
+            )?;
         }
         writeln!(out)?;
         writeln!(
@@ -54,6 +57,15 @@ impl Display for Smoke {
                     let why = result.why.as_deref().unwrap_or("a smaller shape ran out of memory");
                     writeln!(out, "{:>14}  {why}{}", result.outcome.name(), told.unwrap_or_default())?;
                 }
+            }
+        }
+        for result in &self.shapes {
+            if let (Some(in_use), Some(host)) = (result.peak_in_use_bytes, result.host_peak_bytes) {
+                let (shape, [in_use, host]) = (shape(result.asked.shape), [in_use, host].map(bytes));
+                writeln!(
+                    out,
+                    "{shape}: tensors took {in_use} of it, seen at the ends of kernels; the process took {host} of the host"
+                )?;
             }
         }
         if let Some(fit) = &self.fit {
