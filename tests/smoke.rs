@@ -57,6 +57,10 @@ fn memory_that_runs_out_is_a_result_that_run_and_plan_read() {
     assert!(out.status.success(), "{stdout}\n{stderr}");
     assert!(stdout.contains("will not fit: 1 x 16,384 (out of memory)"), "{stdout}");
 
+    // A place that cannot be written is told before anything is measured.
+    let folder = dir.path().display().to_string();
+    let said = fails(&["smoke", &config, "--out", &folder], 8);
+    assert!(said.contains(&folder) && !said.contains("shape "), "{said}");
     let path = dir.path().join("runs/small.smoke.json");
     let smoke = read(&path);
     let shapes = smoke["shapes"].as_array().unwrap();

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::plan::memory::Shape;
 use crate::report::{Mode, Reporter};
 use crate::smoke::child::{self, LEAST_STEPS};
-use crate::smoke::{self, Asked, Options};
+use crate::smoke::{self, Asked, Options, Smoke};
 use clap::Args;
 use std::path::PathBuf;
 use std::process::Command;
@@ -48,8 +48,9 @@ pub fn smoke(args: &SmokeArgs) -> Result<()> {
     };
     let mut reporter = Reporter::new(if args.json { Mode::Quiet } else { Mode::Human });
     let options = Options { steps: args.steps, command: &command };
-    let measured = smoke::measure(&config, &options, &mut reporter)?;
     let out = args.out.clone().unwrap_or_else(|| smoke::path_of(&config));
+    Smoke::require_writable(&out)?;
+    let measured = smoke::measure(&config, &options, &mut reporter)?;
     measured.write(&out)?;
     match args.json {
         true => print(&serde_json::to_string_pretty(&measured).expect("numbers and names are JSON")),

@@ -245,7 +245,7 @@ impl Report {
             )?,
             false => writeln!(
                 out,
-                "time and checkpoints (the same loss after every step and saves that take no time: assumed)"
+                "time and checkpoints, without evaluation and export (the same loss after every step and saves that take no time: assumed)"
             )?,
         }
         for schedule in &self.schedules {

@@ -11,8 +11,10 @@ use std::fmt::{self, Display, Formatter};
 /// A device and the kernels that a run resolves to there.
 #[derive(Debug, Clone, Serialize)]
 pub struct Setting {
-    /// Of times; operations and bytes are computed from shapes.
+    /// Of times.
     pub source: Source,
+    /// Of operations and bytes: the kernels tell them from shapes.
+    pub work_source: Source,
     /// Where it ran.
     pub device: String,
     /// Threads of the CPU that computed.
@@ -32,6 +34,7 @@ impl Setting {
         let resolved = BTreeMap::from(device::kernels(&model.device, model.weights)?);
         Ok(Self {
             source: Source::Measured,
+            work_source: Source::Computed,
             device: model.device.clone(),
             threads: rayon::current_num_threads(),
             kernels_sha256: device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..]))),

@@ -12,6 +12,7 @@ use crate::plan::{Source, Spread};
 use crate::report::bytes;
 use crate::run::atomic::{self, Existing};
 use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Version of the schema.
@@ -83,6 +84,8 @@ pub struct ShapeResult {
 /// Time of the run's own steps, as the fit has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
+    /// Of all of it: by the fit.
+    pub source: Source,
     /// Optimiser steps of the run.
     pub optimiser_steps: usize,
     /// One epoch at each pace, whole where the run ends before it does, fastest first; evaluation, checkpoints and export not counted.
@@ -100,6 +103,7 @@ impl Prediction {
     pub fn new(fit: &Fit, steps: &Steps, epoch: &Steps) -> Self {
         let seconds = |of: &Steps| Pace::ALL.map(|pace| fit.of_steps(pace, of).iter().sum());
         Self {
+            source: Source::Computed,
             optimiser_steps: steps.optimiser_steps,
             epoch_s: seconds(epoch),
             run_s: seconds(steps),
@@ -114,6 +118,8 @@ impl Prediction {
 pub struct Smoke {
     /// Version of this form, 1.
     pub schema: u32,
+    /// Of everything but what is called computed, and sections that say otherwise.
+    pub source: Source,
     /// When, UTC.
     pub measured: String,
     /// What it depends on.
@@ -202,6 +208,19 @@ impl Smoke {
             }
             Ok(smoke) => Ok(Some(smoke)),
         }
+    }
+
+    /// Whether `path` can be written: its folder is made where it is missing. To be asked before minutes of measuring.
+    ///
+    /// # Errors
+    /// Class `io`.
+    pub fn require_writable(path: &Path) -> Result<()> {
+        let folder = atomic::folder_of(path);
+        if path.is_dir() {
+            return Err(Error::io("write", path, ErrorKind::IsADirectory.into()));
+        }
+        let made = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+        made.map(drop).map_err(|e| Error::io("write into", folder, e))
     }
 
     /// Writes it to `path`, whole or not at all, over an earlier one.

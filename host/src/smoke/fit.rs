@@ -1,7 +1,7 @@
 //! Time of a micro-batch as a function of its rows' width: `t(w) = A w + B w^2`.
 
-use crate::plan::Spread;
 use crate::plan::steps::Steps;
+use crate::plan::{Source, Spread};
 use serde::{Deserialize, Serialize};
 
 /// `t(w) = A w + B w^2`, the time of a micro-batch whose rows all have `w` tokens.
@@ -72,6 +72,8 @@ impl Residual {
 /// Speed of a run's steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fit {
+    /// Of the curve and its residuals.
+    pub source: Source,
     /// Rows of the micro-batches that the curve is of.
     pub micro_batch: usize,
     /// Through the medians of the measured shapes.
@@ -160,6 +162,7 @@ impl Fit {
         };
         let residuals: Vec<Residual> = points.iter().map(residual).collect();
         Some(Self {
+            source: Source::Computed,
             micro_batch,
             curve,
             fastest_share: shares(|spread| spread.min).fold(1.0, f64::min),

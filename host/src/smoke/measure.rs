@@ -9,9 +9,9 @@ use crate::config::{Config, TrainConfig};
 use crate::eligibility;
 use crate::error::{Error, Result};
 use crate::job::{self, Policies, Prepared, planned_steps};
-use crate::plan::Spread;
 use crate::plan::memory::Model;
 use crate::plan::steps;
+use crate::plan::{Source, Spread};
 use crate::report::{Reporter, bytes};
 use crate::run::clock::utc_now;
 use crate::run::lease::DeviceLease;
@@ -76,7 +76,16 @@ pub fn measure(config: &Config, options: &Options, reporter: &mut Reporter) -> R
     let counted = steps::steps(&model, planned, &corpus.train);
     let epoch = steps::steps(&model, &epoch, &corpus.train);
     let prediction = fit.as_ref().map(|fit| Prediction::new(fit, &counted, &epoch));
-    Ok(Smoke { schema: SCHEMA, measured: utc_now(), fingerprint, free_bytes, shapes, fit, prediction })
+    Ok(Smoke {
+        schema: SCHEMA,
+        source: Source::Measured,
+        measured: utc_now(),
+        fingerprint,
+        free_bytes,
+        shapes,
+        fit,
+        prediction,
+    })
 }
 
 impl ShapeResult {

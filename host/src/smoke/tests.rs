@@ -1,8 +1,8 @@
 use super::fit::{Curve, Fit, Pace};
 use super::{Asked, Fingerprint, Found, Outcome, Prediction, ShapeResult, Smoke, asked};
 use crate::documented::assert_documented;
-use crate::plan::Spread;
 use crate::plan::memory::Shape;
+use crate::plan::{Source, Spread};
 use serde_json::{json, to_value};
 
 #[test]
@@ -84,7 +84,16 @@ fn result(seq_len_tokens: usize, outcome: Outcome) -> ShapeResult {
 fn smoke(shapes: Vec<ShapeResult>) -> Smoke {
     let fingerprint = fingerprint("f32");
     let measured = "2026-03-01T09:30:00Z".into();
-    Smoke { schema: 1, measured, fingerprint, free_bytes: None, shapes, fit: None, prediction: None }
+    Smoke {
+        schema: 1,
+        source: Source::Measured,
+        measured,
+        fingerprint,
+        free_bytes: None,
+        shapes,
+        fit: None,
+        prediction: None,
+    }
 }
 
 fn fingerprint(weights: &str) -> Fingerprint {
@@ -142,6 +151,7 @@ fn every_key_that_is_written_is_documented_and_no_other() {
     (shape.step_s, shape.micro_batch_s, shape.optimizer_s) = (Some(spread(1.0)), Some(spread(0.5)), Some(spread(0.1)));
     let fit = Fit::new(2, &[(100, spread(1.0))], spread(0.1));
     let prediction = Some(Prediction {
+        source: Source::Computed,
         optimiser_steps: 1,
         epoch_s: [1.0; 3],
         run_s: [1.0; 3],
