@@ -49,28 +49,21 @@ pub(crate) fn units() -> CubeDim {
     CubeDim::new_1d(UNITS as u32)
 }
 
-/// The sum of every unit's `value`, in an order that depends on nothing: a tree over shared memory.
+/// The sum of every unit's `value`, in an order that depends on nothing.
 #[cube]
 pub(crate) fn sum_units(value: f32, partial: &mut Shared<[f32]>) -> f32 {
-    let unit = UNIT_POS as usize;
-    partial[unit] = value;
-    sync_cube();
-    #[unroll]
-    for level in 0..8usize {
-        let half = comptime!(128usize >> level);
-        if unit < half {
-            partial[unit] = partial[unit] + partial[unit + half];
-        }
-        sync_cube();
-    }
-    let total = partial[0];
-    sync_cube();
-    total
+    fold_units(value, partial, false)
 }
 
 /// The largest of every unit's `value`.
 #[cube]
 pub(crate) fn max_units(value: f32, partial: &mut Shared<[f32]>) -> f32 {
+    fold_units(value, partial, true)
+}
+
+/// A tree over shared memory.
+#[cube]
+fn fold_units(value: f32, partial: &mut Shared<[f32]>, #[comptime] largest: bool) -> f32 {
     let unit = UNIT_POS as usize;
     partial[unit] = value;
     sync_cube();
@@ -78,11 +71,12 @@ pub(crate) fn max_units(value: f32, partial: &mut Shared<[f32]>) -> f32 {
     for level in 0..8usize {
         let half = comptime!(128usize >> level);
         if unit < half {
-            partial[unit] = f32::max(partial[unit], partial[unit + half]);
+            let (left, right) = (partial[unit], partial[unit + half]);
+            partial[unit] = if comptime!(largest) { f32::max(left, right) } else { left + right };
         }
         sync_cube();
     }
-    let largest = partial[0];
+    let folded = partial[0];
     sync_cube();
-    largest
+    folded
 }

@@ -76,6 +76,10 @@ pub(crate) mod cube {
         tensor
     }
 
+    pub(crate) fn choices(values: &[i32], shape: &[usize]) -> CubeTensor {
+        upload(i32::as_bytes(values), shape, DType::I32)
+    }
+
     pub(crate) fn column(values: &[u32]) -> CubeTensor {
         upload(u32::as_bytes(values), &[values.len()], DType::U32)
     }

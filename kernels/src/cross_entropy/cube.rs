@@ -1,14 +1,16 @@
 //! Head and loss on cubecl: a chunk of rows at a time.
 //!
-//! Chunks of rows rather than tiles of the vocabulary: the logits of a chunk are made once, become their own gradient in
-//! place, and meet the weight again while both are whole, so there are two products in all; tiles of the vocabulary would
-//! make every logit a second time for the gradient, or keep one partial gradient a tile.
+//! Chunks of rows rather than tiles of the vocabulary: the logits of a chunk are made once, become their own gradient (in
+//! place, or rounded to the operand of a matrix instruction), and meet the weight again while both are whole, so there are two
+//! products in all; tiles of the vocabulary would make every logit a second time for the gradient, or keep one partial gradient a
+//! tile.
 
 use super::{CrossEntropyOps, Head, IGNORED, logits_bytes};
 use crate::cube::{UNITS, cover, empty, line, max_units, packed, sum_units, units, upload};
-use crate::matmul::cube::{Into, product};
+use crate::matmul::cube::product;
 use crate::resolve::cube::Math;
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::ops::numeric::zeros_client;
@@ -35,10 +37,21 @@ fn capped(z: f32, cap: f32) -> f32 {
     cap * f32::tanh(f32::max(f32::min(z / cap, 15.0f32), -15.0f32))
 }
 
-/// The loss of a row of raw logits a cube; with `gradient`, `factor` times its gradient in place of the logits.
+/// What becomes of the gradient of a row's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Gradient {
+    Unwanted,
+    /// It takes the place of the logits.
+    InPlace,
+    /// It is the operand of a product in fewer bits, and written as that.
+    Rounded,
+}
+
+/// The loss of a row of raw logits a cube, and `factor` times its gradient.
 #[cube(launch)]
-fn row_loss(
+fn row_loss<E: Float>(
     logits: &mut [f32],
+    rounded: &mut [E],
     targets: &[u32],
     places: &[u32],
     loss: &mut [f32],
@@ -47,11 +60,12 @@ fn row_loss(
     cap: f32,
     factor: f32,
     #[comptime] softcap: bool,
-    #[comptime] gradient: bool,
+    #[comptime] gradient: Gradient,
+    #[define(E)] _operands: ElemType,
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
-    let wanted = (CUBE_POS as usize) < rows;
-    let row = select(wanted, CUBE_POS as usize, 0usize);
+    let wanted = CUBE_POS < rows;
+    let row = select(wanted, CUBE_POS, 0usize);
     let start = row * classes;
     let target = targets[row] as usize;
 
@@ -86,7 +100,7 @@ fn row_loss(
         if UNIT_POS == 0u32 {
             loss[places[row] as usize] = f32::ln(sum) + largest - at_target;
         }
-        if comptime!(gradient) {
+        if comptime!(gradient != Gradient::Unwanted) {
             let mut i = UNIT_POS as usize;
             while i < classes {
                 let mut z = logits[start + i];
@@ -97,7 +111,12 @@ fn row_loss(
                     slope = 1.0f32 - (z / cap) * (z / cap);
                 }
                 let hit = select(i == target, 1.0f32, 0.0f32);
-                logits[start + i] = factor * slope * (f32::exp(z - largest) / sum - hit);
+                let value = factor * slope * (f32::exp(z - largest) / sum - hit);
+                if comptime!(gradient == Gradient::Rounded) {
+                    rounded[start + i] = E::cast_from(value);
+                } else {
+                    logits[start + i] = value;
+                }
                 i += UNITS;
             }
         }
@@ -122,17 +141,22 @@ fn gathered(x: &CubeTensor, places: &CubeTensor, rows: usize) -> CubeTensor {
     y
 }
 
-/// Losses `[n]` and, for a `factor`, the gradient `[n, h]`; ignored rows are neither read nor multiplied.
-fn loss_and_gradient(
+/// Losses `[n]` and, for a `factor`, the gradient `[n, h]`, with products in `math`; ignored rows are neither read nor multiplied.
+pub(super) fn loss_and_gradient(
     hidden: CubeTensor,
     weight: CubeTensor,
     targets: &[i32],
     head: Head,
     factor: Option<f64>,
+    math: Math,
 ) -> (CubeTensor, Option<CubeTensor>) {
     let hidden = packed("linear_cross_entropy", hidden);
     let ([n, h], [classes, _]) = (hidden.shape().dims(), weight.shape().dims());
-    let math = Math::with(&weight);
+    let gradient = match (factor, math) {
+        (None, _) => Gradient::Unwanted,
+        (_, Math::F32) => Gradient::InPlace,
+        (_, Math::Half { .. }) => Gradient::Rounded,
+    };
     let (client, device) = (hidden.client.clone(), hidden.device.clone());
     let loss = zeros_client(client.clone(), device.clone(), [n].into(), DType::F32);
     let d_hidden = factor.map(|_| zeros_client(client.clone(), device, [n, h].into(), DType::F32));
@@ -141,13 +165,15 @@ fn loss_and_gradient(
         let rows = kept.len();
         let places = upload(&hidden, kept);
         let kept_targets: Vec<u32> = kept.iter().map(|&row| targets[row as usize] as u32).collect();
-        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), Into::New(1.0), math);
+        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), 1.0, math);
         debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), logits_bytes(rows, classes));
+        let rounded = empty(&hidden, if gradient == Gradient::Rounded { [rows, classes] } else { [1, 1] }, math.kept());
         row_loss::launch(
             &client,
             line(rows),
             units(),
             logits.clone().into_buffer_arg(),
+            rounded.clone().into_buffer_arg(),
             upload(&hidden, &kept_targets).into_buffer_arg(),
             places.clone().into_buffer_arg(),
             loss.clone().into_buffer_arg(),
@@ -156,10 +182,12 @@ fn loss_and_gradient(
             head.softcap.unwrap_or(1.0) as f32,
             factor.unwrap_or(1.0) as f32,
             head.softcap.is_some(),
-            factor.is_some(),
+            gradient,
+            dtype_to_storage_type(math.kept()),
         );
         if let Some(d_hidden) = &d_hidden {
-            let part = product((logits, false), (weight.clone(), false), Into::New(1.0), math).into_buffer_arg();
+            let d_logits = if gradient == Gradient::Rounded { rounded } else { logits };
+            let part = product((d_logits, false), (weight.clone(), false), 1.0, math).into_buffer_arg();
             let (places, d_hidden) = (places.into_buffer_arg(), d_hidden.clone().into_buffer_arg());
             move_rows::launch(&client, cover(rows * h), units(), part, places, d_hidden, rows, h, true);
         }
@@ -169,7 +197,8 @@ fn loss_and_gradient(
 
 impl CrossEntropyOps for CubeBackend {
     fn linear_cross_entropy(hidden: CubeTensor, weight: CubeTensor, targets: Vec<i32>, head: Head) -> CubeTensor {
-        loss_and_gradient(hidden, weight, &targets, head, None).0
+        let math = Math::with(&weight);
+        loss_and_gradient(hidden, weight, &targets, head, None, math).0
     }
 
     fn linear_cross_entropy_grad(
@@ -179,13 +208,14 @@ impl CrossEntropyOps for CubeBackend {
         head: Head,
         grad_scale: f64,
     ) -> (CubeTensor, CubeTensor) {
-        let (loss, d_hidden) = loss_and_gradient(hidden, weight, &targets, head, Some(grad_scale));
+        let math = Math::with(&weight);
+        let (loss, d_hidden) = loss_and_gradient(hidden, weight, &targets, head, Some(grad_scale), math);
         (loss, d_hidden.expect("a gradient was asked for"))
     }
 
     fn head_logits(hidden: CubeTensor, weight: CubeTensor, softcap: Option<f64>) -> CubeTensor {
         let math = Math::with(&weight);
-        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), Into::New(1.0), math);
+        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), 1.0, math);
         if let Some(cap) = softcap {
             let elements = logits.shape().num_elements();
             let client = logits.client.clone();

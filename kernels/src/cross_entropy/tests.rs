@@ -82,6 +82,27 @@ fn loss_and_gradient_match_the_reference() {
     }
 }
 
+/// The operation as CUDA devices run it, with the instructions emulated.
+#[cfg(feature = "wgpu")]
+#[test]
+fn loss_and_gradient_on_matrix_instructions_match_the_reference() {
+    use crate::mma::Unit;
+    use crate::resolve::cube::Math;
+    use crate::testing::cube::{floats, read};
+    let math = Math::Half { operands: burn::tensor::DType::F16, unit: Unit::Emulated };
+    for (n, h, classes) in [(65, 40, 2104), (7, 61, 75)] {
+        let case = case(n, h, classes, 4);
+        let (hidden, weight) = (floats(&case.hidden, &[n, h]), floats(&case.weight, &[classes, h]));
+        let head = Head { softcap: Some(5.0), chunk_rows: 40 };
+        let (loss, gradient) = cube::loss_and_gradient(hidden, weight, &case.targets, head, Some(0.25), math);
+        let (hidden, weight) = (wide(&case.hidden), wide(&case.weight));
+        close(&read(loss), &reference::forward(&hidden, &weight, h, &case.targets, head.softcap), 2e-3);
+        let exact = reference::backward(&hidden, &weight, h, &case.targets, head.softcap);
+        let exact: Vec<f64> = exact.iter().map(|d| 0.25 * d).collect();
+        close(&read(gradient.expect("a gradient")), &exact, 5e-3);
+    }
+}
+
 #[test]
 fn the_losses_are_neither_averaged_nor_affected_by_the_chunks() {
     let case = case(20, 8, 50, 0);

@@ -3,7 +3,7 @@
 use super::cpu::row_key;
 use super::{Dropout, LinearOps};
 use crate::cube::{cover, empty, packed, units, upload};
-use crate::matmul::cube::{Into, product};
+use crate::matmul::cube::{product, product_beside};
 use crate::resolve::cube::Math;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -54,7 +54,7 @@ fn dropped(x: CubeTensor, dropout: Option<Dropout>) -> CubeTensor {
 impl LinearOps for CubeBackend {
     fn frozen_linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         let math = Math::with(&weight);
-        product((packed("linear", x), false), (weight, true), Into::New(1.0), math)
+        product((packed("linear", x), false), (weight, true), 1.0, math)
     }
 
     fn frozen_linear_known(_: CubeTensor, _: CubeTensor, y: CubeTensor) -> CubeTensor {
@@ -63,7 +63,7 @@ impl LinearOps for CubeBackend {
 
     fn frozen_linear_backward(weight: CubeTensor, d_y: CubeTensor) -> CubeTensor {
         let math = Math::with(&weight);
-        product((packed("linear", d_y), false), (weight, false), Into::New(1.0), math)
+        product((packed("linear", d_y), false), (weight, false), 1.0, math)
     }
 
     fn lora_linear(
@@ -78,9 +78,8 @@ impl LinearOps for CubeBackend {
         let math = Math::with(&weight);
         let whole = math.operand(x.clone());
         let thinned = if dropout.is_some() { dropped(x, dropout) } else { whole.clone() };
-        let inner = product((thinned, false), (a, true), Into::New(scale as f32), math);
-        let y = product((whole, false), (weight, true), Into::New(1.0), math);
-        (product((inner.clone(), false), (b, true), Into::Sum(y), math), inner)
+        let inner = product((thinned, false), (a, true), scale as f32, math);
+        (product_beside((whole, false), (weight, true), [inner.clone(), b], math), inner)
     }
 
     fn lora_linear_known(
@@ -109,15 +108,16 @@ impl LinearOps for CubeBackend {
         let [x, a, b, inner, d_y] = [x, a, b, inner, d_y].map(|tensor| packed("lora_linear", tensor));
         let math = Math::with(&weight);
         let d_y = math.operand(d_y);
-        let d_inner = math.operand(product((d_y.clone(), false), (b, false), Into::New(scale as f32), math));
-        let base = product((d_y.clone(), false), (weight, false), Into::New(1.0), math);
-        let through = |into| product((d_inner.clone(), false), (a, false), into, math);
+        let d_inner = math.operand(product((d_y.clone(), false), (b, false), scale as f32, math));
         let d_x = match dropout {
-            None => through(Into::Sum(base)),
-            Some(_) => add(base, dropped(through(Into::New(1.0)), dropout)),
+            None => product_beside((d_y.clone(), false), (weight, false), [d_inner.clone(), a], math),
+            Some(_) => {
+                let base = product((d_y.clone(), false), (weight, false), 1.0, math);
+                add(base, dropped(product((d_inner.clone(), false), (a, false), 1.0, math), dropout))
+            }
         };
-        let d_a = product((d_inner, true), (dropped(x, dropout), false), Into::New(1.0), math);
-        let d_b = product((d_y, true), (inner, false), Into::New(1.0), math);
+        let d_a = product((d_inner, true), (dropped(x, dropout), false), 1.0, math);
+        let d_b = product((d_y, true), (inner, false), 1.0, math);
         (d_x, d_a, d_b)
     }
 }

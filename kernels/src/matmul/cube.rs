@@ -3,7 +3,7 @@
 //! A cube makes 64 x 64 elements from tiles 16 deep in shared memory, 4 x 4 in the registers of each unit. The sum over
 //! the inner dimension runs from first to last, so an element depends neither on the rows beside it nor on the grid.
 
-use super::mma::{self, Grouping};
+use super::mma::{Epilogue, Grouping, Product};
 use crate::cube::{empty, units, upload};
 use crate::mma::Unit;
 use crate::resolve::cube::{Math, math};
@@ -223,7 +223,7 @@ impl Math {
     pub(crate) fn operand(self, operand: CubeTensor) -> CubeTensor {
         match self {
             Self::F32 => operand,
-            Self::Bf16 => cast(operand, DType::BF16),
+            Self::Half { operands, .. } => cast(operand, operands),
         }
     }
 }
@@ -231,29 +231,51 @@ impl Math {
 /// An operand and whether it is stored transposed.
 pub(crate) type Operand = (CubeTensor, bool);
 
-/// What becomes of a product.
-pub(crate) enum Into {
-    /// A new matrix, times this factor.
-    New(f32),
-    /// A sum with this one.
-    Sum(CubeTensor),
+/// `factor a b`, for `a [m, k]` and `b [k, n]`, or with `true` beside an operand that operand's transpose: `[m, n]`, f32. `b` may be
+/// bf16 where the device has it, with [`Math::Half`] both.
+pub(crate) fn product(a: Operand, b: Operand, factor: f32, math: Math) -> CubeTensor {
+    sum(a, b, None, factor, math)
 }
 
-/// `a [m, k] b [k, n]`, or with `true` beside an operand that operand's transpose. `b` may be bf16 where the device has it,
-/// with [`Math::Bf16`] both.
-pub(crate) fn product((a, a_transposed): Operand, (b, b_transposed): Operand, into: Into, math: Math) -> CubeTensor {
-    let ([a_rows, a_cols], [b_rows, b_cols]) = (a.shape().dims(), b.shape().dims());
-    let (m, k) = if a_transposed { (a_cols, a_rows) } else { (a_rows, a_cols) };
-    let n = if b_transposed { b_rows } else { b_cols };
-    let (c, factor, add) = match into {
-        Into::New(factor) => (empty(&a, [m, n], DType::F32), factor, false),
-        Into::Sum(c) => (c, 1.0, true),
-    };
-    if math == Math::Bf16 {
-        let operands = (DType::BF16, Unit::Native);
-        mma::product((a, a_transposed), (b, b_transposed), &c, [m, n, k], None, (factor, add), operands);
-        return c;
+/// `a b + c d`, where `c` and `d` lie as `a` and `b` do.
+pub(crate) fn product_beside(a: Operand, b: Operand, beside: [CubeTensor; 2], math: Math) -> CubeTensor {
+    sum(a, b, Some(beside), 1.0, math)
+}
+
+fn sum(a: Operand, b: Operand, beside: Option<[CubeTensor; 2]>, factor: f32, math: Math) -> CubeTensor {
+    let shape @ [m, n, _] = shape_of(&a, &b);
+    let out = empty(&a.0, [m, n], DType::F32);
+    if let Math::Half { operands, unit } = math {
+        let (grouping, epilogue) = (None, Epilogue::Write);
+        Product { a, b, shape, beside, grouping, factor, epilogue, operands, unit }.write(&out);
+        return out;
     }
+    let transposed = (a.1, b.1);
+    multiply_tiles(a, b, shape, factor, &out, false);
+    if let Some([c, d]) = beside {
+        let (c, d) = ((c, transposed.0), (d, transposed.1));
+        let shape = shape_of(&c, &d);
+        multiply_tiles(c, d, shape, 1.0, &out, true);
+    }
+    out
+}
+
+/// m, n and k of a product.
+fn shape_of((a, a_transposed): &Operand, (b, b_transposed): &Operand) -> [usize; 3] {
+    let ([a_rows, a_cols], [b_rows, b_cols]) = (a.shape().dims(), b.shape().dims());
+    let (m, k) = if *a_transposed { (a_cols, a_rows) } else { (a_rows, a_cols) };
+    [m, if *b_transposed { b_rows } else { b_cols }, k]
+}
+
+/// Writes `factor a b` to `out`, or adds it.
+fn multiply_tiles(
+    (a, a_transposed): Operand,
+    (b, b_transposed): Operand,
+    [m, n, k]: [usize; 3],
+    factor: f32,
+    out: &CubeTensor,
+    add: bool,
+) {
     let (a, b) = (into_contiguous(a), into_contiguous(b));
     let dtype = dtype_to_storage_type(b.dtype);
     matmul::launch(
@@ -262,7 +284,7 @@ pub(crate) fn product((a, a_transposed): Operand, (b, b_transposed): Operand, in
         units(),
         a.into_buffer_arg(),
         b.into_buffer_arg(),
-        c.clone().into_buffer_arg(),
+        out.clone().into_buffer_arg(),
         m,
         n,
         k,
@@ -272,7 +294,6 @@ pub(crate) fn product((a, a_transposed): Operand, (b, b_transposed): Operand, in
         add,
         dtype,
     );
-    c
 }
 
 /// Rows sorted by the group they belong to.
@@ -283,8 +304,26 @@ pub(crate) struct Groups<'a> {
     pub(crate) rows: usize,
 }
 
-/// `[rows, n]`: every row of `a` times the matrix of its group, from `b [groups, ., .]`. With `gather`, row r is row
-/// `gather.0[r] / gather.1` of `a`.
+/// `[rows, n]` as `operands`: gelu(g) * u of every row, where its matrix of `gate_up [groups, 2 n, .]`, transposed, makes of it n times g
+/// and then n times u. Row r is row `gather.0[r] / gather.1` of `a`.
+pub(crate) fn grouped_geglu(
+    a: CubeTensor,
+    gate_up: CubeTensor,
+    groups: Groups,
+    gather: (&CubeTensor, usize),
+    operands: DType,
+    unit: Unit,
+) -> CubeTensor {
+    let [_, both, k] = gate_up.shape().dims();
+    let c = empty(&a, [groups.rows, both / 2], operands);
+    let (a, b, shape) = ((a, false), (gate_up, true), [groups.rows, both / 2, k]);
+    let grouping = Some(Grouping { groups, gather: Some(gather) });
+    Product { a, b, shape, beside: None, grouping, factor: 1.0, epilogue: Epilogue::Geglu, operands, unit }.write(&c);
+    c
+}
+
+/// `[rows, n]`, in what `math` keeps: every row of `a` times the matrix of its group, from `b [groups, ., .]`. With `gather`, row
+/// r is row `gather.0[r] / gather.1` of `a`.
 pub(crate) fn grouped_product(
     a: CubeTensor,
     (b, b_transposed): Operand,
@@ -294,11 +333,11 @@ pub(crate) fn grouped_product(
 ) -> CubeTensor {
     let [count, b_rows, b_cols] = b.shape().dims();
     let (k, n) = if b_transposed { (b_cols, b_rows) } else { (b_rows, b_cols) };
-    let c = empty(&a, [groups.rows, n], DType::F32);
-    if math == Math::Bf16 {
-        let (rows, grouping) = (groups.rows, Some(Grouping { groups, gather }));
-        let operands = (DType::BF16, Unit::Native);
-        mma::product((a, false), (b, b_transposed), &c, [rows, n, k], grouping, (1.0, false), operands);
+    let c = empty(&a, [groups.rows, n], math.kept());
+    if let Math::Half { operands, unit } = math {
+        let (a, b, shape) = ((a, false), (b, b_transposed), [groups.rows, n, k]);
+        let (grouping, epilogue) = (Some(Grouping { groups, gather }), Epilogue::Write);
+        Product { a, b, shape, beside: None, grouping, factor: 1.0, epilogue, operands, unit }.write(&c);
         return c;
     }
     let (a, b) = (into_contiguous(a), into_contiguous(b));

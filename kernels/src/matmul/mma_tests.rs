@@ -1,7 +1,7 @@
 //! The products on matrix instructions: on a card by them, on whatever device wgpu finds emulated, and the same kernel.
 
 use super::cube::Groups;
-use super::mma::{Grouping, PART_OF_ROWS, product};
+use super::mma::{Epilogue, Grouping, PART_OF_ROWS, Product};
 use crate::testing::cube::{OPERANDS, apart, column, floats, read};
 use crate::testing::{close, halves};
 
@@ -14,40 +14,57 @@ fn stored([rows, cols]: [usize; 2], transposed: bool) -> [usize; 2] {
     if transposed { [cols, rows] } else { [rows, cols] }
 }
 
-/// Compares `0.5 a b [m, n]`, or its sum with what is there, with the reference. Lines of b are `apart` elements further apart than
-/// they are long.
+/// Compares `0.5 (a b + c d)`, of which the second product sums over `k2`, with the reference. Lines of b are `further` elements
+/// further apart than they are long.
 #[track_caller]
-fn assert_product([m, n, k]: [usize; 3], a_transposed: bool, b_transposed: bool, add: bool, further: usize) {
-    let (a, b, c) = (halves(m * k, 1), halves(k * n, 2), halves(m * n, 3));
-    let left = floats(&a, &stored([m, k], a_transposed));
-    let right = stored([k, n], b_transposed);
-    let right = apart(&b, &right, right[1] + further);
-    let sums = floats(&c, &[m, n]);
-    product((left, a_transposed), (right, b_transposed), &sums, [m, n, k], None, (0.5, add), OPERANDS);
-    let expected: Vec<f64> = (0..m * n)
-        .map(|i| {
-            let (row, col) = (i / n, i % n);
-            let terms = (0..k).map(|d| at(&a, [m, k], a_transposed, row, d) * at(&b, [k, n], b_transposed, d, col));
-            0.5 * terms.sum::<f64>() + if add { f64::from(c[i]) } else { 0.0 }
-        })
-        .collect();
-    close(&read(sums), &expected, 1e-6);
+fn assert_product([m, n, k, k2]: [usize; 4], a_transposed: bool, b_transposed: bool, further: usize) {
+    let operands = |k: usize, seed, further| {
+        let (a, b) = (halves(m * k, seed), halves(k * n, seed + 1));
+        let right = stored([k, n], b_transposed);
+        let tensors = [floats(&a, &stored([m, k], a_transposed)), apart(&b, &right, right[1] + further)];
+        let product: Vec<f64> = (0..m * n)
+            .map(|i| {
+                let (row, col) = (i / n, i % n);
+                let term = |d| at(&a, [m, k], a_transposed, row, d) * at(&b, [k, n], b_transposed, d, col);
+                (0..k).map(term).sum()
+            })
+            .collect();
+        (tensors, product)
+    };
+    let ([a, b], mut expected) = operands(k, 1, further);
+    let beside = (k2 > 0).then(|| {
+        let (beside, product) = operands(k2, 3, 0);
+        expected.iter_mut().zip(product).for_each(|(sum, product)| *sum += product);
+        beside
+    });
+    let (a, b, shape) = ((a, a_transposed), (b, b_transposed), [m, n, k]);
+    let out = floats(&vec![f32::NAN; m * n], &[m, n]);
+    let (grouping, factor, epilogue) = (None, 0.5, Epilogue::Write);
+    Product { a, b, shape, beside, grouping, factor, epilogue, operands: OPERANDS.0, unit: OPERANDS.1 }.write(&out);
+    expected.iter_mut().for_each(|sum| *sum *= 0.5);
+    close(&read(out), &expected, 1e-6);
 }
 
 #[test]
 fn products_of_frozen_matrices_equal_the_reference() {
     // Whole tiles, bands that are not full, lines that no 16 bytes divide, and less than one tile.
-    for shape in [[128, 64, 64], [600, 200, 96], [70, 72, 40], [5, 3, 9]] {
-        assert_product(shape, false, true, false, 0);
+    for [m, n, k] in [[128, 64, 64], [600, 200, 96], [70, 72, 40], [5, 3, 9]] {
+        assert_product([m, n, k, 0], false, true, 0);
     }
-    assert_product([70, 72, 40], false, true, false, 24);
-    assert_product([70, 75, 37], false, false, true, 3);
+    assert_product([70, 72, 40, 0], false, true, 24);
+    assert_product([70, 75, 37, 0], false, false, 3);
+}
+
+#[test]
+fn a_second_product_is_added_in_the_same_pass() {
+    assert_product([70, 72, 40, 8], false, true, 0);
+    assert_product([70, 72, 64, 40], false, false, 8);
 }
 
 #[test]
 fn sums_over_many_rows_are_cut_into_parts() {
-    assert_product([24, 16, 2 * PART_OF_ROWS + 40], true, false, false, 0);
-    assert_product([20, 72, 100], true, true, true, 0);
+    assert_product([24, 16, 2 * PART_OF_ROWS + 40, 0], true, false, 0);
+    assert_product([20, 72, 100, 0], true, true, 0);
 }
 
 #[test]
@@ -69,8 +86,20 @@ fn grouped_rows_meet_the_matrix_of_their_group_wherever_they_come_from() {
         let right = apart(&b, &[4, lines, cols], cols + further);
         let out = floats(&vec![0.0; rows * n], &[rows, n]);
         let grouping = Some(Grouping { groups, gather });
-        let left = (floats(&a, &[rows, k]), false);
-        product(left, (right, b_transposed), &out, [rows, n, k], grouping, (1.0, false), OPERANDS);
+        let (left, right) = ((floats(&a, &[rows, k]), false), (right, b_transposed));
+        let (shape, beside, epilogue) = ([rows, n, k], None, Epilogue::Write);
+        Product {
+            a: left,
+            b: right,
+            shape,
+            beside,
+            grouping,
+            factor: 1.0,
+            epilogue,
+            operands: OPERANDS.0,
+            unit: OPERANDS.1,
+        }
+        .write(&out);
         let expected: Vec<f64> = (0..rows * n)
             .map(|i| {
                 let (row, col) = (i / n, i % n);

@@ -6,9 +6,10 @@
 use super::MoeOps;
 use crate::cube::{UNITS, cover, empty, line, packed, sum_units, units};
 use crate::glu::cube::{gelu, gelu_derivative};
-use crate::matmul::cube::{Groups, grouped_product};
+use crate::matmul::cube::{Groups, grouped_geglu, grouped_product};
 use crate::resolve::cube::Math;
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
@@ -78,6 +79,13 @@ fn route(
     }
 }
 
+/// The expert that a token chose, and its probability among all.
+#[cube]
+fn choice(logits: &[f32], chosen: &[i32], start: usize, place: usize, largest: f32, total: f32) -> (usize, f32) {
+    let expert = chosen[place] as usize;
+    (expert, f32::exp(logits[start + expert] - largest) / total)
+}
+
 #[cube(launch)]
 fn route_backward(
     logits: &[f32],
@@ -96,24 +104,21 @@ fn route_backward(
         let mut sum = 0.0f32;
         let mut through_sum = 0.0f32;
         for j in 0..top_k {
-            let e = chosen[token * top_k + j] as usize;
-            let p = f32::exp(logits[start + e] - largest) / total;
+            let (e, p) = choice(logits, chosen, start, token * top_k + j, largest, total);
             sum += p;
             through_sum += d_weights[token * top_k + j] * scale[e] * p;
         }
         through_sum /= sum * sum;
         let mut mean = 0.0f32;
         for j in 0..top_k {
-            let e = chosen[token * top_k + j] as usize;
-            let p = f32::exp(logits[start + e] - largest) / total;
+            let (e, p) = choice(logits, chosen, start, token * top_k + j, largest, total);
             mean += p * (d_weights[token * top_k + j] * scale[e] / sum - through_sum);
         }
         for e in 0..experts {
             d_logits[start + e] = (0.0f32 - mean) * f32::exp(logits[start + e] - largest) / total;
         }
         for j in 0..top_k {
-            let e = chosen[token * top_k + j] as usize;
-            let p = f32::exp(logits[start + e] - largest) / total;
+            let (e, p) = choice(logits, chosen, start, token * top_k + j, largest, total);
             d_logits[start + e] += p * (d_weights[token * top_k + j] * scale[e] / sum - through_sum);
         }
     }
@@ -132,7 +137,7 @@ fn sort_places(
 ) {
     let mut own = Shared::<[u32]>::new_slice(256usize);
     let mut lower = Shared::<[u32]>::new_slice(256usize);
-    let expert = CUBE_POS as usize;
+    let expert = CUBE_POS;
     let unit = UNIT_POS as usize;
     let run = places.div_ceil(UNITS);
     let start = usize::min(unit * run, places);
@@ -189,61 +194,56 @@ fn activate(gate_up: &[f32], activation: &mut [f32], intermediate: usize) {
     }
 }
 
-/// The gradient of rows `[gate, up]` from that of the activation, before the router's weight.
+/// From rows `[gate, up]` and the gradient of their activation before the router's weight: the gradient of `[gate, up]`, and that
+/// of the weight, the activation times its gradient. One cube a row.
 #[cube(launch)]
-fn activate_backward(
-    gate_up: &[f32],
-    d_activation: &[f32],
+fn activate_backward<E: Float>(
+    gate_up: &[E],
+    d_activation: &[E],
     weights: &[f32],
     order: &[u32],
-    d_gate_up: &mut [f32],
-    intermediate: usize,
-) {
-    let i = ABSOLUTE_POS;
-    if i < d_activation.len() {
-        let row = i / intermediate;
-        let gate = row * intermediate * 2 + i % intermediate;
-        let d = weights[order[row] as usize] * d_activation[i];
-        d_gate_up[gate] = d * gate_up[gate + intermediate] * gelu_derivative(gate_up[gate]);
-        d_gate_up[gate + intermediate] = d * gelu(gate_up[gate]);
-    }
-}
-
-/// The gradient of a place's weight: its activation times the activation's gradient, one cube a row.
-#[cube(launch)]
-fn weight_gradient(
-    activation: &[f32],
-    d_activation: &[f32],
-    order: &[u32],
+    d_gate_up: &mut [E],
     d_weights: &mut [f32],
     places: usize,
     intermediate: usize,
+    #[define(E)] _kept: ElemType,
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
-    let wanted = (CUBE_POS as usize) < places;
-    let row = select(wanted, CUBE_POS as usize, 0usize);
+    let wanted = CUBE_POS < places;
+    let row = select(wanted, CUBE_POS, 0usize);
+    let place = order[row] as usize;
     let mut dot = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < intermediate {
-        dot += activation[row * intermediate + i] * d_activation[row * intermediate + i];
+        let at = row * intermediate * 2 + i;
+        let gate = f32::cast_from(gate_up[at]);
+        let up = f32::cast_from(gate_up[at + intermediate]);
+        let d = f32::cast_from(d_activation[row * intermediate + i]);
+        dot += gelu(gate) * up * d;
+        if wanted {
+            let d = weights[place] * d;
+            d_gate_up[at] = E::cast_from(d * up * gelu_derivative(gate));
+            d_gate_up[at + intermediate] = E::cast_from(d * gelu(gate));
+        }
         i += UNITS;
     }
     let dot = sum_units(dot, &mut partial);
     if wanted && UNIT_POS == 0u32 {
-        d_weights[order[row] as usize] = dot;
+        d_weights[place] = dot;
     }
 }
 
 /// Each token's sum over its rows, weighted or not, in the order of the experts' indices: that of the sorted rows.
 #[cube(launch)]
-fn combine(
-    sorted: &[f32],
+fn combine<E: Float>(
+    sorted: &[E],
     rows: &[u32],
     weights: &[f32],
     out: &mut [f32],
     hidden: usize,
     top_k: usize,
     #[comptime] weighted: bool,
+    #[define(E)] _kept: ElemType,
 ) {
     let i = ABSOLUTE_POS;
     if i < out.len() {
@@ -261,7 +261,7 @@ fn combine(
                     place = first + j;
                 }
             }
-            let mut value = sorted[best as usize * hidden + i % hidden];
+            let mut value = f32::cast_from(sorted[best as usize * hidden + i % hidden]);
             if comptime!(weighted) {
                 value *= weights[place];
             }
@@ -307,29 +307,37 @@ impl Sorted {
     }
 
     /// Rows of tokens `[n, k]` to rows of places, each times its expert's matrix.
-    fn expand(&self, tokens: CubeTensor, matrices: CubeTensor, transposed: bool) -> CubeTensor {
-        let math = Math::with(&matrices);
-        grouped_product(tokens, (matrices, transposed), self.groups(), Some((&self.order, self.top_k)), math)
+    fn expand(&self, tokens: CubeTensor, matrices: CubeTensor, transposed: bool, math: Math) -> CubeTensor {
+        grouped_product(tokens, (matrices, transposed), self.groups(), Some(self.tokens()), math)
     }
 
     /// Rows of places, each times its expert's matrix.
-    fn multiply(&self, rows: CubeTensor, matrices: CubeTensor, transposed: bool) -> CubeTensor {
-        let math = Math::with(&matrices);
+    fn multiply(&self, rows: CubeTensor, matrices: CubeTensor, transposed: bool, math: Math) -> CubeTensor {
         grouped_product(rows, (matrices, transposed), self.groups(), None, math)
+    }
+
+    /// Where a row's token is.
+    fn tokens(&self) -> (&CubeTensor, usize) {
+        (&self.order, self.top_k)
     }
 
     fn groups(&self) -> Groups<'_> {
         Groups { offsets: &self.offsets, rows: self.places }
     }
 
-    fn activation(&self, gate_up: &CubeTensor) -> CubeTensor {
-        let [_, both] = gate_up.shape().dims();
-        let activation = empty(gate_up, [self.places, both / 2], DType::F32);
+    /// gelu(gate) * up of rows of tokens, a row for each place.
+    fn activation(&self, tokens: CubeTensor, gate_up: CubeTensor, math: Math) -> CubeTensor {
+        if let Math::Half { operands, unit } = math {
+            return grouped_geglu(tokens, gate_up, self.groups(), self.tokens(), operands, unit);
+        }
+        let made = self.expand(tokens, gate_up, true, math);
+        let [_, both] = made.shape().dims();
+        let activation = empty(&made, [self.places, both / 2], DType::F32);
         activate::launch(
-            &gate_up.client.clone(),
+            &made.client.clone(),
             cover(self.places * both / 2),
             units(),
-            gate_up.clone().into_buffer_arg(),
+            made.into_buffer_arg(),
             activation.clone().into_buffer_arg(),
             both / 2,
         );
@@ -342,6 +350,7 @@ impl Sorted {
         let n = self.places / self.top_k;
         let out = empty(&rows, [n, hidden], DType::F32);
         let weighted = weights.is_some();
+        let kept = dtype_to_storage_type(rows.dtype);
         combine::launch(
             &rows.client.clone(),
             cover(n * hidden),
@@ -353,9 +362,59 @@ impl Sorted {
             hidden,
             self.top_k,
             weighted,
+            kept,
         );
         out
     }
+}
+
+/// The weighted outputs of each token's experts, `[n, hidden]`.
+pub(super) fn forward(
+    x: CubeTensor,
+    weights: CubeTensor,
+    experts: CubeTensor,
+    gate_up: CubeTensor,
+    down: CubeTensor,
+    math: Math,
+) -> CubeTensor {
+    let [x, weights] = [x, weights].map(|tensor| packed("experts", tensor));
+    let sorted = Sorted::new(experts, down.shape()[0]);
+    let activation = sorted.activation(x, gate_up, math);
+    sorted.combine(sorted.multiply(activation, down, true, math), Some(weights))
+}
+
+/// The gradients of `x` and of the weights.
+pub(super) fn backward(
+    x: CubeTensor,
+    weights: CubeTensor,
+    experts: CubeTensor,
+    gate_up: CubeTensor,
+    down: CubeTensor,
+    d_out: CubeTensor,
+    math: Math,
+) -> (CubeTensor, CubeTensor) {
+    let [x, weights, d_out] = [x, weights, d_out].map(|tensor| packed("experts", tensor));
+    let sorted = Sorted::new(experts, down.shape()[0]);
+    let [_, _, intermediate] = down.shape().dims();
+    let made = sorted.expand(x, gate_up.clone(), true, math);
+    let d_activation = sorted.expand(d_out, down, false, math);
+    let (d_made, d_weights) = (empty(&made, made.shape(), made.dtype), empty(&weights, weights.shape(), DType::F32));
+    let kept = dtype_to_storage_type(made.dtype);
+    activate_backward::launch(
+        &made.client.clone(),
+        line(sorted.places),
+        units(),
+        made.into_buffer_arg(),
+        d_activation.into_buffer_arg(),
+        weights.into_buffer_arg(),
+        sorted.order.clone().into_buffer_arg(),
+        d_made.clone().into_buffer_arg(),
+        d_weights.clone().into_buffer_arg(),
+        sorted.places,
+        intermediate,
+        kept,
+    );
+    (sorted.combine(sorted.multiply(d_made, gate_up, false, math), None), d_weights)
 }
 
 impl MoeOps for CubeBackend {
@@ -411,10 +470,8 @@ impl MoeOps for CubeBackend {
         gate_up: CubeTensor,
         down: CubeTensor,
     ) -> CubeTensor {
-        let [x, weights] = [x, weights].map(|tensor| packed("experts", tensor));
-        let sorted = Sorted::new(experts, down.shape()[0]);
-        let activation = sorted.activation(&sorted.expand(x, gate_up, true));
-        sorted.combine(sorted.multiply(activation, down, true), Some(weights))
+        let math = Math::with(&gate_up);
+        forward(x, weights, experts, gate_up, down, math)
     }
 
     fn moe_experts_known(
@@ -436,39 +493,7 @@ impl MoeOps for CubeBackend {
         down: CubeTensor,
         d_out: CubeTensor,
     ) -> (CubeTensor, CubeTensor) {
-        let [x, weights, d_out] = [x, weights, d_out].map(|tensor| packed("experts", tensor));
-        let client = x.client.clone();
-        let sorted = Sorted::new(experts, down.shape()[0]);
-        let Sorted { places, .. } = sorted;
-        let [_, _, intermediate] = down.shape().dims();
-        let made = sorted.expand(x, gate_up.clone(), true);
-        let activation = sorted.activation(&made);
-        let d_activation = sorted.expand(d_out, down, false);
-
-        let d_weights = empty(&weights, weights.shape(), DType::F32);
-        weight_gradient::launch(
-            &client,
-            line(places),
-            units(),
-            activation.into_buffer_arg(),
-            d_activation.clone().into_buffer_arg(),
-            sorted.order.clone().into_buffer_arg(),
-            d_weights.clone().into_buffer_arg(),
-            places,
-            intermediate,
-        );
-        let d_made = empty(&made, made.shape(), DType::F32);
-        activate_backward::launch(
-            &client,
-            cover(places * intermediate),
-            units(),
-            made.into_buffer_arg(),
-            d_activation.into_buffer_arg(),
-            weights.into_buffer_arg(),
-            sorted.order.clone().into_buffer_arg(),
-            d_made.clone().into_buffer_arg(),
-            intermediate,
-        );
-        (sorted.combine(sorted.multiply(d_made, gate_up, false), None), d_weights)
+        let math = Math::with(&gate_up);
+        backward(x, weights, experts, gate_up, down, d_out, math)
     }
 }

@@ -175,6 +175,32 @@ fn experts_and_their_gradients_through_autodiff_match_the_reference() {
     }
 }
 
+/// The operation as CUDA devices run it, with the instructions emulated.
+#[cfg(feature = "wgpu")]
+#[test]
+fn experts_on_matrix_instructions_match_the_reference() {
+    use crate::mma::Unit;
+    use crate::resolve::cube::Math;
+    use crate::testing::cube::{choices, floats, read};
+    let math = Math::Half { operands: burn::tensor::DType::F16, unit: Unit::Emulated };
+    for case in cases().into_iter().skip(3).take(2) {
+        let Case { n, top_k, count, hidden, intermediate, .. } = case;
+        let (x, weights) = (floats(&case.x, &[n, hidden]), floats(&case.weights, &[n, top_k]));
+        let chosen = choices(&case.experts, &[n, top_k]);
+        let gate_up = floats(&case.gate_up, &[count, 2 * intermediate, hidden]);
+        let down = floats(&case.down, &[count, hidden, intermediate]);
+        let (bank, indices) = case.reference();
+        let (wide_x, wide_weights) = (wide(&case.x), wide(&case.weights));
+        let out = cube::forward(x.clone(), weights.clone(), chosen.clone(), gate_up.clone(), down.clone(), math);
+        close(&read(out), &bank.forward(&wide_x, &wide_weights, &indices, top_k), 3e-3);
+        let d_out = floats(&case.d_out, &[n, hidden]);
+        let (d_x, d_weights) = cube::backward(x, weights, chosen, gate_up, down, d_out, math);
+        let (exact_x, exact_weights) = bank.backward(&wide_x, &wide_weights, &indices, top_k, &wide(&case.d_out));
+        close(&read(d_x), &exact_x, 3e-3);
+        close(&read(d_weights), &exact_weights, 3e-3);
+    }
+}
+
 #[test]
 fn routing_and_experts_work_as_one_chain() {
     let device = device().autodiff();

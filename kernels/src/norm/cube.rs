@@ -9,6 +9,18 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+/// 1 / sqrt(mean(x^2) + eps) of `dim` values, for all units of a cube.
+#[cube]
+pub(crate) fn inverse_rms(x: &[f32], start: usize, dim: usize, eps: f32, partial: &mut Shared<[f32]>) -> f32 {
+    let mut squares = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < dim {
+        squares += x[start + i] * x[start + i];
+        i += UNITS;
+    }
+    1.0f32 / f32::sqrt(sum_units(squares, partial) / f32::cast_from(dim) + eps)
+}
+
 #[cube(launch)]
 fn rms_norm(
     x: &[f32],
@@ -23,16 +35,9 @@ fn rms_norm(
     #[comptime] added: bool,
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
-    let wanted = (CUBE_POS as usize) < rows;
-    let start = select(wanted, CUBE_POS as usize * dim, 0usize);
-    let mut squares = 0.0f32;
-    let mut i = UNIT_POS as usize;
-    while i < dim {
-        squares += x[start + i] * x[start + i];
-        i += UNITS;
-    }
-    let total = sum_units(squares, &mut partial);
-    let r = 1.0f32 / f32::sqrt(total / f32::cast_from(dim) + eps);
+    let wanted = CUBE_POS < rows;
+    let start = select(wanted, CUBE_POS * dim, 0usize);
+    let r = inverse_rms(x, start, dim, eps, &mut partial);
     if wanted {
         let mut i = UNIT_POS as usize;
         while i < dim {
@@ -63,8 +68,8 @@ fn rms_norm_backward(
     #[comptime] weighted: bool,
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
-    let wanted = (CUBE_POS as usize) < rows;
-    let start = select(wanted, CUBE_POS as usize * dim, 0usize);
+    let wanted = CUBE_POS < rows;
+    let start = select(wanted, CUBE_POS * dim, 0usize);
     let mut squares = 0.0f32;
     let mut dot = 0.0f32;
     let mut i = UNIT_POS as usize;

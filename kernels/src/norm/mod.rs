@@ -3,7 +3,7 @@
 mod backend;
 pub mod cpu;
 #[cfg(feature = "cubecl")]
-mod cube;
+pub(crate) mod cube;
 pub mod reference;
 
 use crate::trace::{self, Work};

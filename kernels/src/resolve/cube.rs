@@ -1,6 +1,7 @@
 //! On a cubecl device it is decided here alone, from what the device's runtime says of it: the operations ask [`math`], a
 //! program prints and records [`crate::gpu::Adapter::kernels`].
 
+use crate::mma::Unit;
 use burn::tensor::DType;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
@@ -10,16 +11,34 @@ use cubecl::ir::{ElemType, FloatKind};
 pub(crate) enum Math {
     /// f32 throughout; bf16 operands are widened.
     F32,
-    /// Operands rounded to bf16, sums in f32: matrix instructions.
-    Bf16,
+    /// Operands rounded to 16 bits, sums in f32.
+    Half {
+        /// bf16; f16 in tests of the emulation, since WGSL has no bf16.
+        operands: DType,
+        /// Who multiplies.
+        unit: Unit,
+    },
+}
+
+impl Math {
+    /// What an operation keeps its own products in, for its next ones.
+    pub(crate) fn kept(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Half { operands, .. } => operands,
+        }
+    }
 }
 
 /// That of products with frozen matrices kept as `weights`, of the adapters beside them, and of the attention.
 pub(crate) fn math(client: &Client, weights: DType) -> Math {
-    if weights == DType::BF16 && lacks_bf16(client).is_none() { Math::Bf16 } else { Math::F32 }
+    match weights {
+        DType::BF16 if lacks_bf16(client).is_none() => Math::Half { operands: DType::BF16, unit: Unit::Native },
+        _ => Math::F32,
+    }
 }
 
-/// What the device lacks of [`crate::mma::Unit::Native`] for bf16.
+/// What the device lacks of [`Unit::Native`] for bf16.
 pub(crate) fn lacks_bf16(client: &Client) -> Option<&'static str> {
     let (bf16, f32) = (ElemType::Float(FloatKind::BF16), ElemType::Float(FloatKind::F32));
     let features = client.features();

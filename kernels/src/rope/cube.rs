@@ -1,11 +1,10 @@
-//! The rotation on cubecl: one unit a pair.
+//! The rotation on cubecl, one unit a pair, and with the norm before it, one cube a head.
 
 use super::backend::{RopeKernel, RopeOps};
 use super::cpu::Direction;
-use crate::cube::{cover, empty, packed, units};
-use crate::norm::RmsNormKernel;
+use crate::cube::{UNITS, cover, empty, line, packed, sum_units, units};
+use crate::norm::cube::inverse_rms;
 use burn::backend::TensorMetadata;
-use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -23,6 +22,92 @@ fn rotate(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32], heads: usize, pair
         let (c, s) = (cos[angle], sign * sin[angle]);
         y[first] = a * c - b * s;
         y[first + pairs] = b * c + a * s;
+    }
+}
+
+/// The norm of a head, rotated.
+#[cube(launch)]
+fn norm_rotate(
+    x: &[f32],
+    weight: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    y: &mut [f32],
+    rows: usize,
+    heads: usize,
+    pairs: usize,
+    eps: f32,
+) {
+    let mut partial = Shared::<[f32]>::new_slice(256usize);
+    let wanted = CUBE_POS < rows;
+    let row = select(wanted, CUBE_POS, 0usize);
+    let start = row * pairs * 2;
+    let r = inverse_rms(x, start, pairs * 2, eps, &mut partial);
+    if wanted {
+        let mut pair = UNIT_POS as usize;
+        while pair < pairs {
+            let (first, angle) = (start + pair, row / heads * pairs + pair);
+            let a = x[first] * r * weight[pair];
+            let b = x[first + pairs] * r * weight[pair + pairs];
+            y[first] = a * cos[angle] - b * sin[angle];
+            y[first + pairs] = b * cos[angle] + a * sin[angle];
+            pair += UNITS;
+        }
+    }
+}
+
+/// The gradient of a pair of the norm's results, times the weight.
+#[cube]
+fn turned_back(
+    dy: &[f32],
+    weight: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    row: usize,
+    pair: usize,
+    heads: usize,
+    pairs: usize,
+) -> (f32, f32) {
+    let (first, angle) = (row * pairs * 2 + pair, row / heads * pairs + pair);
+    let (a, b, c, s) = (dy[first], dy[first + pairs], cos[angle], sin[angle]);
+    ((a * c + b * s) * weight[pair], (b * c - a * s) * weight[pair + pairs])
+}
+
+/// The gradient of [`norm_rotate`]: with g as [`turned_back`], dx = r g - x r^3 sum(g x) / dim.
+#[cube(launch)]
+fn norm_rotate_backward(
+    x: &[f32],
+    weight: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    rows: usize,
+    heads: usize,
+    pairs: usize,
+    eps: f32,
+) {
+    let mut partial = Shared::<[f32]>::new_slice(256usize);
+    let wanted = CUBE_POS < rows;
+    let row = select(wanted, CUBE_POS, 0usize);
+    let start = row * pairs * 2;
+    let r = inverse_rms(x, start, pairs * 2, eps, &mut partial);
+    let mut dot = 0.0f32;
+    let mut pair = UNIT_POS as usize;
+    while pair < pairs {
+        let (a, b) = turned_back(dy, weight, cos, sin, row, pair, heads, pairs);
+        dot += a * x[start + pair] + b * x[start + pair + pairs];
+        pair += UNITS;
+    }
+    let through_r = r * r * r * sum_units(dot, &mut partial) / f32::cast_from(pairs * 2);
+    if wanted {
+        let mut pair = UNIT_POS as usize;
+        while pair < pairs {
+            let (a, b) = turned_back(dy, weight, cos, sin, row, pair, heads, pairs);
+            dx[start + pair] = r * a - x[start + pair] * through_r;
+            dx[start + pair + pairs] = r * b - x[start + pair + pairs] * through_r;
+            pair += UNITS;
+        }
     }
 }
 
@@ -51,21 +136,30 @@ impl RopeKernel for CubeBackend {
     }
 }
 
-/// `[tokens, heads, head_dim]` as `[tokens * heads, head_dim]`.
-fn rows_of_heads(x: CubeTensor) -> CubeTensor {
-    let [tokens, heads, head_dim] = x.shape().dims();
-    CubeBackend::float_reshape(x, [tokens * heads, head_dim].into())
-}
-
 impl RopeOps for CubeBackend {
     fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
         Self::rotate(x, cos, sin, Direction::Forward)
     }
 
     fn rms_norm_rope(x: CubeTensor, weight: CubeTensor, cos: CubeTensor, sin: CubeTensor, eps: f64) -> CubeTensor {
-        let shape = x.shape();
-        let normed = <Self as RmsNormKernel>::forward(rows_of_heads(x), Some(weight), eps, None);
-        Self::rotate(Self::float_reshape(normed, shape), cos, sin, Direction::Forward)
+        let [x, weight, cos, sin] = [x, weight, cos, sin].map(|tensor| packed("rope with rms_norm", tensor));
+        let y = empty(&x, x.shape(), DType::F32);
+        let [tokens, heads, head_dim] = x.shape().dims();
+        norm_rotate::launch(
+            &x.client.clone(),
+            line(tokens * heads),
+            units(),
+            x.into_buffer_arg(),
+            weight.into_buffer_arg(),
+            cos.into_buffer_arg(),
+            sin.into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            tokens * heads,
+            heads,
+            head_dim / 2,
+            eps as f32,
+        );
+        y
     }
 
     fn rms_norm_rope_backward(
@@ -76,9 +170,24 @@ impl RopeOps for CubeBackend {
         dy: CubeTensor,
         eps: f64,
     ) -> CubeTensor {
-        let shape = x.shape();
-        let d_normed = rows_of_heads(Self::rotate(dy, cos, sin, Direction::Backward));
-        let dx = <Self as RmsNormKernel>::backward(rows_of_heads(x), Some(weight), d_normed, eps, 1.0);
-        Self::float_reshape(dx, shape)
+        let [x, weight, cos, sin, dy] = [x, weight, cos, sin, dy].map(|tensor| packed("rope with rms_norm", tensor));
+        let dx = empty(&x, x.shape(), DType::F32);
+        let [tokens, heads, head_dim] = x.shape().dims();
+        norm_rotate_backward::launch(
+            &x.client.clone(),
+            line(tokens * heads),
+            units(),
+            x.into_buffer_arg(),
+            weight.into_buffer_arg(),
+            cos.into_buffer_arg(),
+            sin.into_buffer_arg(),
+            dy.into_buffer_arg(),
+            dx.clone().into_buffer_arg(),
+            tokens * heads,
+            heads,
+            head_dim / 2,
+            eps as f32,
+        );
+        dx
     }
 }
