@@ -102,7 +102,7 @@ fn workspaces_are_what_the_kernels_tell() {
     assert!(result.loss.iter().all(|loss| loss.is_finite()) && result.d_hidden.is_some());
     let logits = logits_bytes(chunk_rows, classes);
     assert!((logits..=logits + 4096).contains(&largest), "{largest} bytes at once, {logits} for a chunk's logits");
-    let told = cross_entropy::workspace_bytes(chunk_rows, h, classes) + (n * h + n) * size_of::<f32>();
+    let told = cross_entropy::workspace_bytes(runtime, chunk_rows, h, classes) + (n * h + n) * size_of::<f32>();
     assert!((found as f64 / told as f64 - 1.0).abs() < 0.02, "cross entropy: {found} bytes, {told} told");
 
     let (n, input, output, rank) = (2048, 32, 64, 32);

@@ -139,7 +139,7 @@ impl Model<'_> {
 
         let chunk = self.train.loss_chunk_rows.min(n);
         // the last stream, its norm, their gradients; the chunk's logits and its gathered rows
-        let loss_head = 4 * stream + cross_entropy::workspace_bytes(chunk, hidden, self.text.vocab_size);
+        let loss_head = 4 * stream + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, self.text.vocab_size);
 
         let (mut inputs, mut kept) = (tables, 0);
         // (sum, inputs, kept) at the worst moment so far, and the largest layer

@@ -177,7 +177,7 @@ impl Model<'_> {
     fn head_forward(&self, n: usize) -> usize {
         let (hidden, vocab) = (self.text.hidden_size, self.text.vocab_size);
         let chunk = self.train.loss_chunk_rows.min(n);
-        n * hidden * F32 + cross_entropy::workspace_bytes(chunk, hidden, vocab)
+        n * hidden * F32 + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, vocab)
     }
 }
 

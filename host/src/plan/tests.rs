@@ -204,6 +204,13 @@ fn each_runtime_tells_its_own_workspaces() {
     let more = cubecl.feed_forward_bytes - cpu.feed_forward_bytes;
     assert!(more > pairs * 9 / 10 && more < pairs * 11 / 10, "{more} more bytes, {pairs} of the pairs");
     assert_eq!(cpu.loss_head_bytes, cubecl.loss_head_bytes);
+    // In bf16 half of that, beside the attention's rounded inputs, and the gradient of a chunk's logits once more.
+    let rounded = of(Runtime::Cubecl { bf16: true });
+    let less = cubecl.feed_forward_bytes - rounded.feed_forward_bytes;
+    assert!(less > pairs * 4 / 10 && less < pairs * 6 / 10, "{less} fewer bytes, {pairs} of the pairs");
+    assert!(rounded.attention_bytes > cubecl.attention_bytes);
+    let chunk = large.train.loss_chunk_rows * 262_144 * 2;
+    assert!(rounded.loss_head_bytes - cubecl.loss_head_bytes >= chunk);
 }
 
 #[test]

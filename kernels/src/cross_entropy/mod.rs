@@ -12,19 +12,25 @@ pub mod reference;
 
 pub use backend::CrossEntropyOps;
 
+use crate::Runtime;
 use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use half::bf16;
 
 /// Bytes of the logits of one chunk, by far the largest buffer of [`linear_cross_entropy`].
 pub fn logits_bytes(chunk_rows: usize, vocab: usize) -> usize {
     chunk_rows * vocab * size_of::<f32>()
 }
 
-/// Bytes that [`linear_cross_entropy`] takes beside inputs and results, on the CPU and on cubecl: a chunk's logits and its rows of
-/// `hidden` values.
-pub fn workspace_bytes(chunk_rows: usize, hidden: usize, vocab: usize) -> usize {
-    logits_bytes(chunk_rows, vocab) + chunk_rows * hidden * size_of::<f32>()
+/// Bytes that [`linear_cross_entropy`] takes beside inputs and results: a chunk's logits and its rows of `hidden` values; on matrix
+/// instructions also the gradient of the logits and those rows, rounded.
+pub fn workspace_bytes(runtime: Runtime, chunk_rows: usize, hidden: usize, vocab: usize) -> usize {
+    let rounded = match runtime {
+        Runtime::Cubecl { bf16: true } => chunk_rows * (vocab + hidden) * size_of::<bf16>(),
+        _ => 0,
+    };
+    logits_bytes(chunk_rows, vocab) + chunk_rows * hidden * size_of::<f32>() + rounded
 }
 
 /// A target that is not trained on.

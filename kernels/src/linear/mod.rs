@@ -10,9 +10,11 @@ pub mod reference;
 pub use backend::LinearOps;
 
 use crate::Runtime;
+use crate::matmul::PART_OF_ROWS;
 use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
+use half::bf16;
 
 /// Dropout on the adapter's input. Which elements are dropped is a function of the seed and the element's place alone, so
 /// a recomputed forward pass drops the same ones and no mask is stored.
@@ -41,11 +43,17 @@ pub struct Adapter {
 /// and an adapter of this `rank`.
 ///
 /// The gradient of A x; on the CPU also that of B before it is transposed, and dropout works on a few rows at a time, which are not
-/// counted; on cubecl dropout takes two more copies of the input's gradient.
+/// counted; on cubecl dropout takes two more copies of the input's gradient, and on matrix instructions the input, its inner product and
+/// the gradient of the result are there rounded, with the parts in which the gradient of A is summed.
 pub fn workspace_bytes(runtime: Runtime, n: usize, input: usize, output: usize, rank: usize, dropout: bool) -> usize {
     match runtime {
         Runtime::Cpu { .. } => cpu::workspace_bytes(n, output, rank),
-        Runtime::Cubecl { .. } => n * (rank + if dropout { 2 * input } else { 0 }) * size_of::<f32>(),
+        Runtime::Cubecl { bf16: rounds } => {
+            let wide = n * (rank + if dropout { 2 * input } else { 0 }) * size_of::<f32>();
+            let rounded = if rounds { n * (input + output + rank) * size_of::<bf16>() } else { 0 };
+            let parts = if rounds { n.div_ceil(PART_OF_ROWS) * rank * input * size_of::<f32>() } else { 0 };
+            wide + rounded + parts
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The products on matrix instructions: on a card by them, on whatever device wgpu finds emulated, and the same kernel.
 
+use super::PART_OF_ROWS;
 use super::cube::Groups;
-use super::mma::{Epilogue, Grouping, PART_OF_ROWS, Product};
+use super::mma::{Epilogue, Grouping, Product};
 use crate::testing::cube::{OPERANDS, apart, column, floats, read};
 use crate::testing::{close, halves};
 

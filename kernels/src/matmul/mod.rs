@@ -30,6 +30,10 @@ use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
+/// Depth of a part where the sum of a product on matrix instructions runs over rows, as an adapter's gradient does: its result has a tile
+/// or two of rows or of columns.
+pub(crate) const PART_OF_ROWS: usize = 2_048;
+
 /// A borrowed matrix: row-major, or the transpose of a row-major one.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, T = f32> {

@@ -12,6 +12,7 @@ use crate::Runtime;
 use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
+use half::bf16;
 
 /// Sizes of a call of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +32,17 @@ pub struct Shape {
 /// Most bytes that the gradient of the experts takes beside inputs and results, whatever the router chose.
 ///
 /// On the CPU the (token, slot) pairs of each task sorted by expert, and a tile of their rows. On cubecl a row for each pair: `[gate, up]`
-/// with its gradient and that of the activation, and later the first gradient with that of the input.
+/// with its gradient and that of the activation, and later the first gradient with that of the input; in bf16 where
+/// products are on matrix instructions.
 pub fn workspace_bytes(runtime: Runtime, shape: &Shape) -> usize {
     let Shape { tokens, top_k, experts, hidden, intermediate } = *shape;
     match runtime {
         Runtime::Cpu { threads } => cpu::workspace_bytes(shape, threads),
-        Runtime::Cubecl { .. } => {
+        Runtime::Cubecl { bf16: rounds } => {
             let places = tokens * top_k;
             let sorted = (2 * places + experts + 1) * size_of::<u32>();
-            sorted + places * (5 * intermediate).max(2 * intermediate + hidden) * size_of::<f32>()
+            let value_bytes = if rounds { size_of::<bf16>() } else { size_of::<f32>() };
+            sorted + places * (5 * intermediate).max(2 * intermediate + hidden) * value_bytes
         }
     }
 }

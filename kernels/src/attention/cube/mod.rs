@@ -67,7 +67,7 @@ impl Inputs {
 
 /// Whether the passes go to the device's matrix instructions.
 fn by_matrix_instructions(q: &CubeTensor, attention: &Attention) -> bool {
-    math(&q.client, attention.operands) == Math::Bf16
+    math(&q.client, attention.operands) != Math::F32
 }
 
 /// The dot of every head's result and its gradient: `[tokens, query heads]`.

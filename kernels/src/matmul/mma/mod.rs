@@ -3,6 +3,7 @@
 
 mod kernel;
 
+use super::PART_OF_ROWS;
 use super::cube::{Groups, Operand};
 use crate::cube::{cover, empty, units, upload};
 use crate::mma::{COPIED, LANES, SCRATCH, Unit};
@@ -18,8 +19,6 @@ use kernel::{mma_product, sum_parts};
 const DEPTH: usize = 32;
 /// Units of a cube.
 const UNITS: usize = 256;
-/// Depth of a part where the sum runs over rows, as an adapter's gradient does: its result has a tile or two of rows or of columns.
-pub(super) const PART_OF_ROWS: usize = 2_048;
 /// Depth of a part of other sums, of which only those over a vocabulary are longer. It does not depend on the rows beside a row.
 const PART: usize = 32_768;
 
