@@ -1,6 +1,19 @@
 //! The kernels of tunehost: each module holds a contract with its gradient (`mod.rs`), a plain f64 reference
 //! (`reference.rs`), the CPU implementation (`cpu.rs`) and, with the feature `cubecl`, one for GPUs (`cube.rs`).
 
+// A `#[cube]` function is translated, not called: what these lints advise the translation does not take, or it is of what it made.
+#![cfg_attr(
+    feature = "cubecl",
+    allow(
+        clippy::assign_op_pattern,
+        clippy::collapsible_if,
+        clippy::duplicate_underscore_argument,
+        clippy::manual_clamp,
+        clippy::needless_range_loop,
+        clippy::unnecessary_cast
+    )
+)]
+
 pub mod attention;
 pub mod cotangent;
 pub mod cross_entropy;
