@@ -76,6 +76,7 @@ pub(crate) mod cube {
         tensor
     }
 
+    #[cfg(feature = "wgpu")]
     pub(crate) fn choices(values: &[i32], shape: &[usize]) -> CubeTensor {
         upload(i32::as_bytes(values), shape, DType::I32)
     }
