@@ -118,7 +118,8 @@ fn doubts(residuals: &[Residual], least_n: usize) -> Vec<String> {
     if let Some(worst) = residuals.iter().filter(missed).max_by(|a, b| a.share().abs().total_cmp(&b.share().abs())) {
         let (share, width) = (100.0 * worst.share(), worst.seq_len_tokens);
         doubts.push(format!(
-            "it misses the median of rows of {width} tokens by {share:+.1}%, more than {:.0}%: --steps N measures more",
+            "it misses the median of rows of {width} tokens by {share:+.1}%, more than {:.0}%: --steps N tells whether that is \
+             noise, or what a step takes whatever its width, of which the curve has no part",
             100.0 * MOST_RESIDUAL
         ));
     }
