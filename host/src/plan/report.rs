@@ -14,6 +14,7 @@ use crate::model::spec::{ModelSpec, Slot, Towers};
 use crate::report::bytes;
 use crate::run::machine::free_disk_bytes;
 use crate::run::retention::kept_at_once;
+use crate::train::gates;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -384,13 +385,12 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// As a run's gate looks at it.
     pub(super) fn require_fit(&self) -> Result<()> {
-        let Some(free) = self.free_bytes.filter(|free| *free < self.run_bytes as u64) else { return Ok(()) };
-        let (needed, free) = (bytes(self.run_bytes), bytes(free as usize));
-        let message = format!("the run folder takes {needed} (computed), and {free} are free there (measured)");
-        Err(Error::new("gate::free_disk", message).expected("checkpoints and exports within what is free").help(
-            "run.root elsewhere; export.merged = false leaves the merged model out; checkpoint.keep_last keeps fewer",
-        ))
+        let checkpoints = self.run_bytes - self.adapter_bytes - self.merged_bytes;
+        let parts = [("checkpoints", checkpoints), ("adapter", self.adapter_bytes), (gates::MERGED, self.merged_bytes)];
+        let parts = parts.into_iter().map(|(part, bytes)| (part, bytes as u64)).collect();
+        gates::free_disk(&parts, self.free_bytes).map(drop)
     }
 }
 

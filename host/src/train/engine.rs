@@ -203,10 +203,7 @@ impl Engine {
 
     /// The residual stream as it is kept between layers.
     fn kept(&self, stream: Tensor<2>) -> Tensor<2> {
-        match self.residuals {
-            WeightDtype::F32 => stream,
-            WeightDtype::Bf16 => stream.cast(DType::BF16),
-        }
+        stream.cast(self.residuals.dtype())
     }
 
     fn positions(&self, batch: &Batch) -> Positions {

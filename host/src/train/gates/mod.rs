@@ -8,7 +8,7 @@ mod resources;
 mod steps;
 
 pub use plan::{nothing_trained, single_root, tokens_per_step};
-pub use resources::{Bytes, free_disk, free_memory, kernels_as_asked, least_disk, planned_memory, quantised};
+pub use resources::{Bytes, MERGED, free_disk, free_memory, kernels_as_asked, least_disk, planned_memory, quantised};
 pub use steps::{Movement, StepGates, finite, loss_spike, movement, moving_gradient};
 
 use crate::config::Action;

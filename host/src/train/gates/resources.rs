@@ -16,7 +16,7 @@ pub type Bytes = Vec<(&'static str, u64)>;
 const VALUES_SAVED_A_PARAMETER: usize = 3;
 const F32_BYTES: usize = 4;
 /// What the merged model is called among [`Bytes`].
-const MERGED: &str = "merged model";
+pub const MERGED: &str = "merged model";
 
 /// What a run takes of the device's memory as `tunehost plan` computes it for a micro-batch of `largest_batch` tokens, without the
 /// slack that is assumed there, and without what this process holds already.
