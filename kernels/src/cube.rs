@@ -21,6 +21,17 @@ pub(crate) fn packed(kernel: &str, tensor: CubeTensor) -> CubeTensor {
     into_contiguous(tensor)
 }
 
+/// `tensor`, of any dtype that operations pass to each other, as a buffer of exactly its elements in row-major order.
+///
+/// # Panics
+/// On a dtype that is not f32, f16 or bf16, naming the kernel.
+#[allow(dead_code)]
+pub(crate) fn activations(kernel: &str, tensor: CubeTensor) -> CubeTensor {
+    let taken = matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16);
+    assert!(taken, "{kernel}: the cubecl kernel takes f32, f16 or bf16, not {:?}", tensor.dtype);
+    into_contiguous(tensor)
+}
+
 /// A tensor on the device of `like`, not initialised.
 pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)

@@ -34,6 +34,7 @@ pub(crate) fn halves(len: usize, seed: u64) -> Vec<f32> {
 pub(crate) mod cube {
     use crate::mma::Unit;
     use burn::tensor::DType;
+    use burn_cubecl::kernel::{cast, into_contiguous};
     use burn_cubecl::tensor::CubeTensor;
     use cubecl::prelude::*;
     use half::{bf16, f16};
@@ -56,6 +57,12 @@ pub(crate) mod cube {
 
     pub(crate) fn floats(values: &[f32], shape: &[usize]) -> CubeTensor {
         upload(f32::as_bytes(values), shape, DType::F32)
+    }
+
+    /// As [`floats`], rounded to `dtype`.
+    #[allow(dead_code)]
+    pub(crate) fn rounded(values: &[f32], shape: &[usize], dtype: DType) -> CubeTensor {
+        cast(floats(values, shape), dtype)
     }
 
     /// Matrices `[.., rows, cols]` of [`OPERANDS`] whose lines begin `distance` elements apart, with NaN between them.
@@ -85,7 +92,9 @@ pub(crate) mod cube {
         upload(u32::as_bytes(values), &[values.len()], DType::U32)
     }
 
+    /// The elements of a tensor of floats of any dtype.
     pub(crate) fn read(tensor: CubeTensor) -> Vec<f32> {
+        let tensor = cast(into_contiguous(tensor), DType::F32);
         f32::from_bytes(&tensor.client.read_one_unchecked(tensor.handle)).to_vec()
     }
 }
