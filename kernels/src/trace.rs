@@ -5,6 +5,7 @@
 //! was asked of it in a span is done in it, and nothing else is; nothing then runs beside anything else. While nobody records, a
 //! span is one look at a thread's variable, and nothing is waited for.
 
+use burn::tensor::DType;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,12 @@ pub struct Work {
 impl Work {
     /// `flop` operations over `values` f32 values.
     pub fn f32(flop: usize, values: usize) -> Self {
-        Self { flop, bytes: values * size_of::<f32>() }
+        Self::of(flop, values, DType::F32)
+    }
+
+    /// `flop` operations over `values` values of `dtype`.
+    pub fn of(flop: usize, values: usize, dtype: DType) -> Self {
+        Self { flop, bytes: values * dtype.size() }
     }
 
     /// The same with the `values` of a weight, each of `value_bytes`.

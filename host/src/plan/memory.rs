@@ -10,6 +10,7 @@ use crate::model::config::{LayerConfig, MoeConfig, TextConfig};
 use crate::model::lora::LoraPlan;
 use crate::model::spec::{ModelSpec, Slot};
 use crate::run::machine::resident_bytes;
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 use tunehost_kernels::attention::{self, Heads};
 use tunehost_kernels::{Runtime, cross_entropy, linear, memory, moe};
@@ -106,7 +107,7 @@ impl<'a> Model<'a> {
             },
             runtime: match &*config.model.device {
                 "cpu" => Runtime::Cpu { threads: rayon::current_num_threads() },
-                _ => Runtime::Cubecl { bf16: config.model.weights == WeightDtype::Bf16 },
+                _ => Runtime::Cubecl { bf16: config.model.weights == WeightDtype::Bf16, activations: DType::F32 },
             },
             dropout: config.lora.dropout > 0.0,
         }

@@ -14,6 +14,7 @@ use crate::model::lora::LoraPlan;
 use crate::model::spec::ModelSpec;
 use crate::plugins::Plan;
 use crate::train::steps::epoch_steps;
+use burn::tensor::DType;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tunehost_kernels::Runtime;
@@ -198,14 +199,15 @@ fn each_runtime_tells_its_own_workspaces() {
     let large = Large::new();
     let shape = Shape { micro_batch: 1, seq_len_tokens: 8192 };
     let of = |runtime| Model { runtime, ..large.model() }.memory(shape);
-    let (cpu, cubecl) = (of(Runtime::Cpu { threads: 1 }), of(Runtime::Cubecl { bf16: false }));
+    let on_cubecl = |bf16| of(Runtime::Cubecl { bf16, activations: DType::F32 });
+    let (cpu, cubecl) = (of(Runtime::Cpu { threads: 1 }), on_cubecl(false));
     // 65,536 pairs of a token and an expert, each with gradients of gate, up and the input, where a CPU goes tile by tile.
     let pairs = 8192 * 8 * (2 * 704 + 2816) * 4;
     let more = cubecl.feed_forward_bytes - cpu.feed_forward_bytes;
     assert!(more > pairs * 9 / 10 && more < pairs * 11 / 10, "{more} more bytes, {pairs} of the pairs");
     assert_eq!(cpu.loss_head_bytes, cubecl.loss_head_bytes);
     // In bf16 half of that, beside the attention's rounded inputs, and the gradient of a chunk's logits once more.
-    let rounded = of(Runtime::Cubecl { bf16: true });
+    let rounded = on_cubecl(true);
     let less = cubecl.feed_forward_bytes - rounded.feed_forward_bytes;
     assert!(less > pairs * 4 / 10 && less < pairs * 6 / 10, "{less} fewer bytes, {pairs} of the pairs");
     assert!(rounded.attention_bytes > cubecl.attention_bytes);

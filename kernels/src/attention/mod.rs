@@ -69,7 +69,7 @@ pub struct Heads {
 pub fn workspace_bytes(runtime: Runtime, tokens: usize, heads: Heads) -> usize {
     match runtime {
         Runtime::Cpu { threads } => cpu::workspace_bytes(tokens, heads, threads),
-        Runtime::Cubecl { bf16 } => {
+        Runtime::Cubecl { bf16, .. } => {
             let rounded = if bf16 { 2 * tokens * (heads.query + heads.kv) * heads.dim } else { 0 };
             let tiles = tokens.div_ceil(32) * 4 * size_of::<u32>();
             tokens * heads.query * size_of::<f32>() + tiles + rounded * size_of::<bf16>()

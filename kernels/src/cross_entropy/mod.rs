@@ -27,7 +27,7 @@ pub fn logits_bytes(chunk_rows: usize, vocab: usize) -> usize {
 /// instructions also the gradient of the logits and those rows, rounded.
 pub fn workspace_bytes(runtime: Runtime, chunk_rows: usize, hidden: usize, vocab: usize) -> usize {
     let rounded = match runtime {
-        Runtime::Cubecl { bf16: true } => chunk_rows * (vocab + hidden) * size_of::<bf16>(),
+        Runtime::Cubecl { bf16: true, .. } => chunk_rows * (vocab + hidden) * size_of::<bf16>(),
         _ => 0,
     };
     logits_bytes(chunk_rows, vocab) + chunk_rows * hidden * size_of::<f32>() + rounded

@@ -48,7 +48,7 @@ pub struct Adapter {
 pub fn workspace_bytes(runtime: Runtime, n: usize, input: usize, output: usize, rank: usize, dropout: bool) -> usize {
     match runtime {
         Runtime::Cpu { .. } => cpu::workspace_bytes(n, output, rank),
-        Runtime::Cubecl { bf16: rounds } => {
+        Runtime::Cubecl { bf16: rounds, .. } => {
             let wide = n * (rank + if dropout { 2 * input } else { 0 }) * size_of::<f32>();
             let rounded = if rounds { n * (input + output + rank) * size_of::<bf16>() } else { 0 };
             let parts = if rounds { n.div_ceil(PART_OF_ROWS) * rank * input * size_of::<f32>() } else { 0 };

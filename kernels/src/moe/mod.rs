@@ -38,7 +38,7 @@ pub fn workspace_bytes(runtime: Runtime, shape: &Shape) -> usize {
     let Shape { tokens, top_k, experts, hidden, intermediate } = *shape;
     match runtime {
         Runtime::Cpu { threads } => cpu::workspace_bytes(shape, threads),
-        Runtime::Cubecl { bf16: rounds } => {
+        Runtime::Cubecl { bf16: rounds, .. } => {
             let places = tokens * top_k;
             let sorted = (2 * places + experts + 1) * size_of::<u32>();
             let value_bytes = if rounds { size_of::<bf16>() } else { size_of::<f32>() };
