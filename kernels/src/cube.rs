@@ -25,7 +25,6 @@ pub(crate) fn packed(kernel: &str, tensor: CubeTensor) -> CubeTensor {
 ///
 /// # Panics
 /// On a dtype that is not f32, f16 or bf16, naming the kernel.
-#[allow(dead_code)]
 pub(crate) fn activations(kernel: &str, tensor: CubeTensor) -> CubeTensor {
     let taken = matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16);
     assert!(taken, "{kernel}: the cubecl kernel takes f32, f16 or bf16, not {:?}", tensor.dtype);

@@ -60,7 +60,7 @@ pub(crate) mod cube {
     }
 
     /// As [`floats`], rounded to `dtype`.
-    #[allow(dead_code)]
+    #[cfg(feature = "wgpu")]
     pub(crate) fn rounded(values: &[f32], shape: &[usize], dtype: DType) -> CubeTensor {
         cast(floats(values, shape), dtype)
     }

@@ -139,8 +139,9 @@ impl<B: AttentionKernel> Backward<B, 3> for AttentionBackward {
         let q: FloatTensor<B> = checkpointer.retrieve_node_output(q);
         let k: FloatTensor<B> = checkpointer.retrieve_node_output(k);
         let v: FloatTensor<B> = checkpointer.retrieve_node_output(v);
-        let span =
-            trace::kernel("windowed_attention, backward", || work(5, q.shape().dims(), k.shape().dims(), &attention));
+        let span = trace::kernel("windowed_attention, backward", || {
+            work(5, q.shape().dims(), k.shape().dims(), q.dtype(), &attention)
+        });
         let (dq, dk, dv) = B::backward(q, k, v, output, dout, &attention);
         drop(span);
         for (parent, gradient) in ops.parents.into_iter().zip([dq, dk, dv]) {

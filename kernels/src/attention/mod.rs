@@ -65,12 +65,14 @@ pub struct Heads {
 /// Bytes that the gradient takes beside inputs and results, for a document of `tokens`; the forward pass takes less.
 ///
 /// On the CPU a value for each query and head, and each thread's tiles; on cubecl the same value, four numbers for each tile of
-/// 32 rows, and in bf16 the three inputs and the gradient of the result, rounded.
+/// 32 rows, and where matrix instructions multiply bf16 and activations are not bf16 the three inputs and the gradient of the result,
+/// rounded.
 pub fn workspace_bytes(runtime: Runtime, tokens: usize, heads: Heads) -> usize {
     match runtime {
         Runtime::Cpu { threads } => cpu::workspace_bytes(tokens, heads, threads),
-        Runtime::Cubecl { bf16, .. } => {
-            let rounded = if bf16 { 2 * tokens * (heads.query + heads.kv) * heads.dim } else { 0 };
+        Runtime::Cubecl { bf16, activations } => {
+            let rounds = bf16 && activations != DType::BF16;
+            let rounded = if rounds { 2 * tokens * (heads.query + heads.kv) * heads.dim } else { 0 };
             let tiles = tokens.div_ceil(32) * 4 * size_of::<u32>();
             tokens * heads.query * size_of::<f32>() + tiles + rounded * size_of::<bf16>()
         }
@@ -80,21 +82,22 @@ pub fn workspace_bytes(runtime: Runtime, tokens: usize, heads: Heads) -> usize {
 /// What attention computed in one pass, so that a second one over the same inputs need not.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// The result, shaped as `q`.
+    /// The result, with the shape and the dtype of `q`.
     pub out: Tensor<3>,
-    /// Base-2 logarithm of every query's sum of `2^(score * log2(e))`: `[tokens, query heads]`.
+    /// Base-2 logarithm of every query's sum of `2^(score * log2(e))`: `[tokens, query heads]`, f32.
     pub lse: Tensor<2>,
 }
 
-/// Attention of `q [tokens, query heads, head_dim]` over `k`, `v` `[tokens, kv heads, head_dim]`, all f32; the result
-/// has the shape of `q`, and is computed in f32. Heads of 16 to 512 values are meant; multiples of 16 are the fast ones.
+/// Attention of `q [tokens, query heads, head_dim]` over `k`, `v` `[tokens, kv heads, head_dim]`, all of one dtype: f32, and where
+/// cubecl computes also f16 or bf16. The result has the shape and the dtype of `q`, and is computed in f32. Heads of 16 to 512 values are
+/// meant; multiples of 16 are the fast ones.
 ///
-/// Differentiable in `q`, `k` and `v`. Kept for the backward pass: these three, the result, and the log-sum-exp
-/// `[tokens, query heads]`. Results do not depend on the number of threads, and those of a segment do not depend on
+/// Differentiable in `q`, `k` and `v`, whose gradients have their dtype. Kept for the backward pass: these three, the result, and the log-sum-exp
+/// `[tokens, query heads]` in f32. Results do not depend on the number of threads, and those of a segment do not depend on
 /// the other segments, to the last bit.
 ///
 /// # Panics
-/// If the shapes, the segments and each other do not fit, on a window of 0, or on a dtype other than f32.
+/// If the shapes, the segments and each other do not fit, on a window of 0, or on a dtype that is not among these.
 pub fn windowed_attention(
     q: Tensor<3>,
     k: Tensor<3>,
@@ -110,7 +113,7 @@ pub fn windowed_attention(
 /// [`windowed_attention`], with what a second pass needs.
 pub fn windowed_attention_output(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, attention: &Attention) -> Output {
     check(&q, &k, &v, attention);
-    let _span = trace::kernel("windowed_attention", || work(2, q.dims(), k.dims(), attention));
+    let _span = trace::kernel("windowed_attention", || work(2, q.dims(), k.dims(), q.dtype(), attention));
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     let (out, lse) = Dispatch::windowed_attention(q, k, v, attention.clone());
     Output { out: Tensor::from_dispatch(out), lse: Tensor::from_dispatch(lse) }
@@ -137,11 +140,11 @@ pub fn windowed_attention_known(
 }
 
 /// Two products forward; backward five, since the scores are computed again. As many values go in and out.
-fn work(products: usize, q: [usize; 3], k: [usize; 3], attention: &Attention) -> Work {
+fn work(products: usize, q: [usize; 3], k: [usize; 3], dtype: DType, attention: &Attention) -> Work {
     let [_, heads, dim] = q;
     let values = 2 * (q.iter().product::<usize>() + k.iter().product::<usize>());
     let passes = if products > 2 { 2 } else { 1 };
-    Work::f32(products * 2 * attention.pairs() * heads * dim, passes * values)
+    Work::of(products * 2 * attention.pairs() * heads * dim, passes * values, dtype)
 }
 
 fn check(q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>, attention: &Attention) {

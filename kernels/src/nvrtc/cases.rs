@@ -25,6 +25,22 @@ const QUERY_HEADS: usize = 16;
 const EPS: f64 = 1e-6;
 const HEAD: Head = Head { softcap: Some(30.0), chunk_rows: CHUNK_ROWS };
 
+/// What a step's tensors are kept in.
+#[derive(Clone, Copy, Debug)]
+pub struct Dtypes {
+    /// Frozen matrices.
+    pub weights: DType,
+    /// What operations pass to each other.
+    pub activations: DType,
+}
+
+/// What a card is asked for.
+pub const DTYPES: [Dtypes; 3] = [
+    Dtypes { weights: DType::F32, activations: DType::F32 },
+    Dtypes { weights: DType::BF16, activations: DType::F32 },
+    Dtypes { weights: DType::BF16, activations: DType::BF16 },
+];
+
 /// An operation and what it computes.
 pub struct Case {
     pub name: &'static str,
@@ -42,14 +58,20 @@ fn product(m: usize, n: usize, k: usize) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64
 }
 
-fn attention(name: &'static str, kv: usize, dim: usize, window: Option<usize>, operands: DType) -> Case {
+fn attention(
+    name: &'static str,
+    kv: usize,
+    dim: usize,
+    window: Option<usize>,
+    Dtypes { weights, activations }: Dtypes,
+) -> Case {
     let pairs = TOKENS * window.unwrap_or(TOKENS / 2);
     let one = QUERY_HEADS as f64 * product(pairs, dim, 1);
     case(name, [2.0 * one, 3.0 * one, 4.0 * one], move |on| {
         let segments = Segments::new([0, TOKENS as u32], TOKENS).expect("one segment");
-        let attention = Attention { segments, window, scale: 1.0, operands };
-        let [q, dout] = [(); 2].map(|()| on.tensor([TOKENS, QUERY_HEADS, dim], DType::F32));
-        let [k, v] = [(); 2].map(|()| on.tensor([TOKENS, kv, dim], DType::F32));
+        let attention = Attention { segments, window, scale: 1.0, operands: weights };
+        let [q, dout] = [(); 2].map(|()| on.tensor([TOKENS, QUERY_HEADS, dim], activations));
+        let [k, v] = [(); 2].map(|()| on.tensor([TOKENS, kv, dim], activations));
         let output = <Cube as AttentionKernel>::forward(q.clone(), k.clone(), v.clone(), &attention);
         <Cube as AttentionKernel>::backward(q, k, v, output, dout, &attention);
     })
@@ -78,14 +100,15 @@ fn lora(name: &'static str, dropout: Option<Dropout>, weights: DType) -> Case {
     })
 }
 
-/// The cases, with frozen matrices in `weights`.
-pub fn cases(weights: DType) -> Vec<Case> {
+/// The cases, with tensors in `dtypes`.
+pub fn cases(dtypes: Dtypes) -> Vec<Case> {
+    let weights = dtypes.weights;
     let rows = TOKENS * TOP_K;
     let (up, down) = (product(rows, 2 * EXPERT, HIDDEN), product(rows, HIDDEN, EXPERT));
     let head = product(CHUNK_ROWS, VOCABULARY, HIDDEN);
     vec![
-        attention("attention, window 1,024, D = 256", 8, 256, Some(1_024), weights),
-        attention("attention, full, D = 512", 2, 512, None, weights),
+        attention("attention, window 1,024, D = 256", 8, 256, Some(1_024), dtypes),
+        attention("attention, full, D = 512", 2, 512, None, dtypes),
         case("experts", [up, down, up, down, up], move |on| {
             let x = on.tensor([TOKENS, HIDDEN], DType::F32);
             let (share, chosen) = (on.tensor([TOKENS, TOP_K], DType::F32), on.tensor([TOKENS, TOP_K], DType::I32));

@@ -12,7 +12,7 @@ use crate::gpu::Adapter;
 use crate::gpu::LaunchedKernels;
 use crate::resolve;
 use burn::tensor::DType;
-use cases::cases;
+use cases::{DTYPES, cases};
 use recorder::{ARCHS, Arch, Launch, On, Recorder};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
@@ -139,14 +139,14 @@ fn table(toolkit: &Toolkit, arch: Arch) -> (String, Vec<String>) {
         card(arch).name
     );
     let (mut seen, mut faults) = (HashSet::new(), Vec::new());
-    for weights in [DType::F32, DType::BF16] {
-        for case in cases(weights) {
+    for dtypes in DTYPES {
+        for case in cases(dtypes) {
             (case.run)(&recorder.on);
             let mut flops = case.flops.into_iter();
             for launch in recorder.take() {
                 let flops =
                     MATRIX_KERNELS.contains(&launch.name).then(|| flops.next().expect("a matrix kernel's work"));
-                if weights == DType::BF16 && flops.is_some() && !launch.name.starts_with("Mma") {
+                if dtypes.weights == DType::BF16 && flops.is_some() && !launch.name.starts_with("Mma") {
                     faults.push(format!("{}: {} with weights in bf16", case.name, launch.variant));
                 }
                 if seen.insert(launch.variant.clone()) {
@@ -212,16 +212,16 @@ fn a_card_launches_the_very_variants_that_are_compiled_without_one() {
     let arch = ARCHS.into_iter().find(|arch| fingerprint.ends_with(&arch.sm.to_string()));
     let recorder = Recorder::new(arch.unwrap_or_else(|| panic!("{fingerprint} is none of {ARCHS:?}")));
     let _dry = cubecl_runtime::dry_run::DryRun::new();
-    for weights in [DType::F32, DType::BF16] {
-        assert_eq!(resolved_sha256(&card, weights), resolved_sha256(&recorder.on, weights));
-        for case in cases(weights) {
+    for dtypes in DTYPES {
+        assert_eq!(resolved_sha256(&card, dtypes.weights), resolved_sha256(&recorder.on, dtypes.weights));
+        for case in cases(dtypes) {
             let [on_card, recorded] = [&card, &recorder.on].map(|on| {
                 let launched = LaunchedKernels::new();
                 (case.run)(on);
                 cubecl::future::block_on(on.0.sync()).expect("every kernel compiles");
                 launched.finish()
             });
-            assert_eq!(on_card, recorded, "{} with frozen matrices in {weights:?}", case.name);
+            assert_eq!(on_card, recorded, "{} with {dtypes:?}", case.name);
         }
     }
 }
@@ -240,7 +240,7 @@ fn every_kernel_fits_the_registers_and_the_shared_memory_of_the_target() {
 }
 
 const HEADER: &str = "# Every cubecl kernel, as NVIDIA's compiler leaves it\n\n\
-    Gemma-4 26B-A4B, one row of 16,384 tokens, frozen matrices in f32 and in bf16, each\n\
+    Gemma-4 26B-A4B, one row of 16,384 tokens, frozen matrices and activations in f32 and in bf16, each\n\
     variant once, at the first operation that asks for it; its name ends with a hash of what it was specialised on. NVRTC 13.5.\n\
     Spilled: bytes of a thread outside its registers. Occupancy: threads of a multiprocessor at once. Bound: what one pass\n\
     over the buffers or the arithmetic alone would take on such a card, by its data sheet; nothing here was run.\n";

@@ -1,4 +1,6 @@
 use burn::tensor::DType;
+#[cfg(feature = "wgpu")]
+use burn::tensor::Tensor;
 use tunehost_kernels::attention::cpu::{self, Gradients, Inputs, Saved};
 use tunehost_kernels::attention::{Attention, Heads, Isa, Segments, SegmentsError, reference, windowed_attention};
 
@@ -138,6 +140,34 @@ fn the_tensor_operation_has_the_reference_gradients() {
         assert_close("dq", &read(q.grad(&gradients).unwrap()), &want_dq, BACKWARD_TOLERANCE);
         assert_close("dk", &read(k.grad(&gradients).unwrap()), &want_dk, BACKWARD_TOLERANCE);
         assert_close("dv", &read(v.grad(&gradients).unwrap()), &want_dv, BACKWARD_TOLERANCE);
+    }
+}
+
+/// Devices that keep tensors in 16 bits compute in f32 all the same.
+#[cfg(feature = "wgpu")]
+#[test]
+fn results_and_gradients_have_the_dtype_of_the_inputs() {
+    for dim in [24, 64] {
+        let mut case = Case::new(&[63, 1, 70], [4, 2, dim], Some(48));
+        for values in [&mut case.q, &mut case.k, &mut case.v, &mut case.dout] {
+            // What f16 holds exactly, so that the reference multiplies the same.
+            values.iter_mut().for_each(|value| *value = (*value * 64.0).round() / 64.0);
+        }
+        let (tokens, Heads { query, kv, dim }) = (case.attention.segments.tokens(), case.heads);
+        let half = |values, heads| tensor(values, [tokens, heads, dim]).cast(DType::F16).detach();
+        let inputs = [half(&case.q, query), half(&case.k, kv), half(&case.v, kv)].map(Tensor::require_grad);
+        let [q, k, v] = inputs.clone();
+        let Attention { segments, window, scale, .. } = &case.attention;
+        let out = windowed_attention(q, k, v, segments, *window, *scale);
+        let gradients = (out.clone() * half(&case.dout, query)).sum().backward();
+        let [want_out, want @ ..] = case.reference();
+        assert_eq!(out.dtype(), DType::F16);
+        assert_close("out", &read(out.cast(DType::F32)), &want_out, 1e-3);
+        for (input, want) in inputs.iter().zip(&want) {
+            let gradient = input.grad(&gradients).unwrap();
+            assert_eq!(gradient.dtype(), DType::F16);
+            assert_close("gradient", &read(gradient.cast(DType::F32)), want, 1e-3);
+        }
     }
 }
 

@@ -7,14 +7,14 @@ use std::f32::consts::LN_2;
 
 /// The dot of every head's result and its gradient, one cube a head and token.
 #[cube(launch)]
-pub(super) fn row_dots(a: &[f32], b: &[f32], dots: &mut [f32], dim: usize) {
+pub(super) fn row_dots<T: Float>(a: &[T], b: &[T], dots: &mut [f32], dim: usize, #[define(T)] _dtype: ElemType) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
     let wanted = (CUBE_POS as usize) < dots.len();
     let row = select(wanted, CUBE_POS as usize, 0usize);
     let mut dot = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < dim {
-        dot += a[row * dim + i] * b[row * dim + i];
+        dot += f32::cast_from(a[row * dim + i]) * f32::cast_from(b[row * dim + i]);
         i += UNITS;
     }
     let dot = sum_units(dot, &mut partial);
@@ -44,12 +44,12 @@ fn new_tiles() -> Tiles {
 
 /// The unit's four products of rows of `left` with rows of `right`, and of `d_left` with `d_right`, over the whole head.
 #[cube]
-fn two_products(
-    left: &[f32],
-    d_left: &[f32],
+fn two_products<T: Float>(
+    left: &[T],
+    d_left: &[T],
     own: &Head,
-    right: &[f32],
-    d_right: &[f32],
+    right: &[T],
+    d_right: &[T],
     others: &Head,
     tiles: &mut Tiles,
     #[comptime] dim: usize,
@@ -57,10 +57,10 @@ fn two_products(
     let mut products = zeros(4usize);
     let mut d_products = zeros(4usize);
     for chunk in 0..comptime!(dim.div_ceil(TILE)) {
-        load(left, &mut tiles.left, own, chunk * TILE, dim);
-        load(d_left, &mut tiles.d_left, own, chunk * TILE, dim);
-        load(right, &mut tiles.right, others, chunk * TILE, dim);
-        load(d_right, &mut tiles.d_right, others, chunk * TILE, dim);
+        load::<T>(left, &mut tiles.left, own, chunk * TILE, dim);
+        load::<T>(d_left, &mut tiles.d_left, own, chunk * TILE, dim);
+        load::<T>(right, &mut tiles.right, others, chunk * TILE, dim);
+        load::<T>(d_right, &mut tiles.d_right, others, chunk * TILE, dim);
         sync_cube();
         dot_rows(&tiles.left, &tiles.right, &mut products);
         dot_rows(&tiles.d_left, &tiles.d_right, &mut d_products);
@@ -76,20 +76,21 @@ fn weight_of(seen: bool, score: f32, lse: f32) -> f32 {
 }
 
 #[cube(launch)]
-pub(super) fn backward_queries(
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    dout: &[f32],
+pub(super) fn backward_queries<T: Float>(
+    q: &[T],
+    k: &[T],
+    v: &[T],
+    dout: &[T],
     lse: &[f32],
     delta: &[f32],
     tiles: &[u32],
-    dq: &mut [f32],
+    dq: &mut [T],
     heads: usize,
     kv_heads: usize,
     window: usize,
     scale: f32,
     #[comptime] dim: usize,
+    #[define(T)] _dtype: ElemType,
 ) {
     let chunks = comptime!(dim.div_ceil(TILE));
     let mut shared = new_tiles();
@@ -107,7 +108,7 @@ pub(super) fn backward_queries(
     let mut key0 = first_key(rows.start, rows.seg_start, window);
     while key0 < rows.end {
         let keys = Head { start: key0, end: rows.end, head: kv_head, heads: kv_heads };
-        let (scores, d_weights) = two_products(q, dout, &own, k, v, &keys, &mut shared, dim);
+        let (scores, d_weights) = two_products::<T>(q, dout, &own, k, v, &keys, &mut shared, dim);
         #[unroll]
         for j in 0..4usize {
             let seen = query < rows.end && sees(query, key0 + col + j * 8, window);
@@ -116,33 +117,34 @@ pub(super) fn backward_queries(
         }
         #[unroll]
         for chunk in 0..chunks {
-            load(k, &mut shared.right, &keys, comptime!(chunk * TILE), dim);
+            load::<T>(k, &mut shared.right, &keys, comptime!(chunk * TILE), dim);
             sync_cube();
             weigh_rows(&d_scores, &shared.right, &mut sums, comptime!(chunk * 4));
             sync_cube();
         }
         key0 += TILE;
     }
-    store(&sums, dq, &own, scale, dim);
+    store::<T>(&sums, dq, &own, scale, dim);
 }
 
 /// Rows are keys here and columns queries; the query heads that share the keys follow each other.
 #[cube(launch)]
-pub(super) fn backward_keys(
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    dout: &[f32],
+pub(super) fn backward_keys<T: Float>(
+    q: &[T],
+    k: &[T],
+    v: &[T],
+    dout: &[T],
     lse: &[f32],
     delta: &[f32],
     tiles: &[u32],
-    dk: &mut [f32],
-    dv: &mut [f32],
+    dk: &mut [T],
+    dv: &mut [T],
     heads: usize,
     kv_heads: usize,
     window: usize,
     scale: f32,
     #[comptime] dim: usize,
+    #[define(T)] _dtype: ElemType,
 ) {
     let chunks = comptime!(dim.div_ceil(TILE));
     let mut shared = new_tiles();
@@ -164,7 +166,7 @@ pub(super) fn backward_keys(
         let mut query0 = rows.start;
         while query0 < queries_end {
             let queries = Head { start: query0, end: queries_end, head, heads };
-            let (scores, d_weights) = two_products(k, v, &own, q, dout, &queries, &mut shared, dim);
+            let (scores, d_weights) = two_products::<T>(k, v, &own, q, dout, &queries, &mut shared, dim);
             #[unroll]
             for j in 0..4usize {
                 let query = query0 + col + j * 8;
@@ -176,8 +178,8 @@ pub(super) fn backward_keys(
             }
             #[unroll]
             for chunk in 0..chunks {
-                load(q, &mut shared.right, &queries, comptime!(chunk * TILE), dim);
-                load(dout, &mut shared.d_right, &queries, comptime!(chunk * TILE), dim);
+                load::<T>(q, &mut shared.right, &queries, comptime!(chunk * TILE), dim);
+                load::<T>(dout, &mut shared.d_right, &queries, comptime!(chunk * TILE), dim);
                 sync_cube();
                 weigh_rows(&weights, &shared.d_right, &mut dv_sums, comptime!(chunk * 4));
                 weigh_rows(&d_scores, &shared.right, &mut dk_sums, comptime!(chunk * 4));
@@ -186,6 +188,6 @@ pub(super) fn backward_keys(
             query0 += TILE;
         }
     }
-    store(&dk_sums, dk, &own, scale, dim);
-    store(&dv_sums, dv, &own, 1.0f32, dim);
+    store::<T>(&dk_sums, dk, &own, scale, dim);
+    store::<T>(&dv_sums, dv, &own, 1.0f32, dim);
 }

@@ -7,18 +7,19 @@ use cubecl::prelude::*;
 use std::f32::consts::LOG2_E;
 
 #[cube(launch)]
-pub(super) fn forward(
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
+pub(super) fn forward<T: Float>(
+    q: &[T],
+    k: &[T],
+    v: &[T],
     tiles: &[u32],
-    out: &mut [f32],
+    out: &mut [T],
     lse: &mut [f32],
     heads: usize,
     kv_heads: usize,
     window: usize,
     scale: f32,
     #[comptime] dim: usize,
+    #[define(T)] _dtype: ElemType,
 ) {
     let chunks = comptime!(dim.div_ceil(TILE));
     let mut left = Shared::<[f32]>::new_slice(SHARED);
@@ -39,8 +40,8 @@ pub(super) fn forward(
         let keys = Head { start: key0, end: rows.end, head: kv_head, heads: kv_heads };
         let mut scores = zeros(4usize);
         for chunk in 0..chunks {
-            load(q, &mut left, &own, chunk * TILE, dim);
-            load(k, &mut right, &keys, chunk * TILE, dim);
+            load::<T>(q, &mut left, &own, chunk * TILE, dim);
+            load::<T>(k, &mut right, &keys, chunk * TILE, dim);
             sync_cube();
             dot_rows(&left, &right, &mut scores);
             sync_cube();
@@ -74,14 +75,14 @@ pub(super) fn forward(
         }
         #[unroll]
         for chunk in 0..chunks {
-            load(v, &mut right, &keys, comptime!(chunk * TILE), dim);
+            load::<T>(v, &mut right, &keys, comptime!(chunk * TILE), dim);
             sync_cube();
             weigh_rows(&weights, &right, &mut sums, comptime!(chunk * 4));
             sync_cube();
         }
         key0 += TILE;
     }
-    store(&sums, out, &own, 1.0f32 / total, dim);
+    store::<T>(&sums, out, &own, 1.0f32 / total, dim);
     if col == 0 && query < rows.end {
         lse[query * heads + head] = (largest + f32::ln(total)) * LOG2_E;
     }

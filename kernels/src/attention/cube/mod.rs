@@ -1,6 +1,7 @@
 //! Attention on cubecl: FlashAttention-2's tiles, in f32 without matrix instructions and, of rounded operands, with them (`mma`).
+//! Only loads and stores know the dtype of tensors.
 //!
-//! In f32 a cube has 32 queries (or, for the gradients of keys and values, 32 keys) of one head and segment, and walks the tiles
+//! Without them a cube has 32 queries (or, for the gradients of keys and values, 32 keys) of one head and segment, and walks the tiles
 //! of 32 on the other side that the window and the segment let it see; no other tile is loaded. Eight units share a row
 //! and each has every eighth column of the scores and of the result. The head dimension is split into chunks of 32, so
 //! that shared memory does not grow with it: at most 25,344 bytes. Tiles are cut at segments, so a segment's result is
@@ -13,10 +14,10 @@ mod tile;
 
 use super::backend::{AttentionKernel, AttentionOps, Output};
 use super::{Attention, Segments};
-use crate::cube::{empty, line, packed, units, upload};
-use crate::mma::Unit;
+use crate::cube::{activations, empty, line, packed, units, upload};
 use crate::resolve::cube::{Math, math};
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -65,15 +66,23 @@ impl Inputs {
     }
 }
 
-/// Whether the passes go to the device's matrix instructions.
-fn by_matrix_instructions(q: &CubeTensor, attention: &Attention) -> bool {
-    math(&q.client, attention.operands) != Math::F32
+/// `tensors`, which are of one dtype, as buffers of exactly their elements in row-major order.
+///
+/// # Panics
+/// On another dtype than the first one's, or on one that is not f32, f16 or bf16.
+fn alike<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N] {
+    let dtype = tensors[0].dtype;
+    tensors.map(|tensor| {
+        assert_eq!(tensor.dtype, dtype, "windowed_attention: the cubecl kernel takes tensors of one dtype");
+        activations("windowed_attention", tensor)
+    })
 }
 
-/// The dot of every head's result and its gradient: `[tokens, query heads]`.
+/// The dot of every head's result and its gradient: `[tokens, query heads]`, f32.
 fn row_dots(out: CubeTensor, dout: CubeTensor) -> CubeTensor {
     let [tokens, heads, dim] = out.shape().dims();
     let dots = empty(&out, [tokens, heads], DType::F32);
+    let dtype = dtype_to_storage_type(out.dtype);
     backward::row_dots::launch(
         &out.client.clone(),
         line(tokens * heads),
@@ -82,38 +91,124 @@ fn row_dots(out: CubeTensor, dout: CubeTensor) -> CubeTensor {
         dout.into_buffer_arg(),
         dots.clone().into_buffer_arg(),
         dim,
+        dtype,
     );
     dots
 }
 
+/// The forward pass, computed in `math`.
+fn attend(q: CubeTensor, k: CubeTensor, v: CubeTensor, attention: &Attention, math: Math) -> Output<CubeBackend> {
+    let [q, k, v] = alike([q, k, v]);
+    let [tokens, heads, _] = q.shape().dims();
+    let output = Output { out: empty(&q, q.shape(), q.dtype), lse: empty(&q, [tokens, heads], DType::F32) };
+    match math {
+        Math::F32 => forward(q, k, v, output.clone(), attention),
+        Math::Half { operands, unit } => mma::forward(q, k, v, output.clone(), attention, (operands, unit)),
+    }
+    output
+}
+
+/// The gradients of q, k and v, computed in `math` from them and the gradient of the result.
+fn pull_back(
+    inputs: [CubeTensor; 4],
+    output: Output<CubeBackend>,
+    attention: &Attention,
+    math: Math,
+) -> [CubeTensor; 3] {
+    let [q, k, v, dout] = inputs;
+    let [q, k, v, out, dout] = alike([q, k, v, output.out, dout]);
+    let saved = [packed("windowed_attention", output.lse), row_dots(out, dout.clone())];
+    let gradients = [&q, &k, &v].map(|x| empty(x, x.shape(), x.dtype));
+    let inputs = [q, k, v, dout];
+    match math {
+        Math::F32 => backward(inputs, saved, gradients.clone(), attention),
+        Math::Half { operands, unit } => mma::backward(inputs, saved, gradients.clone(), attention, (operands, unit)),
+    }
+    gradients
+}
+
+/// Writes the result and the log-sum-exp, without matrix instructions.
+fn forward(q: CubeTensor, k: CubeTensor, v: CubeTensor, output: Output<CubeBackend>, attention: &Attention) {
+    let dtype = dtype_to_storage_type(q.dtype);
+    let inputs = Inputs::new(q, k, v, attention, TILE);
+    let cubes = inputs.cubes(inputs.heads);
+    let Inputs { q, k, v, tiles, heads, kv_heads, dim, window, scale } = inputs;
+    forward::forward::launch(
+        &q.client.clone(),
+        cubes,
+        units(),
+        q.into_buffer_arg(),
+        k.into_buffer_arg(),
+        v.into_buffer_arg(),
+        tiles.into_buffer_arg(),
+        output.out.into_buffer_arg(),
+        output.lse.into_buffer_arg(),
+        heads,
+        kv_heads,
+        window,
+        scale,
+        dim,
+        dtype,
+    );
+}
+
+/// Writes the three gradients, without matrix instructions.
+fn backward(
+    [q, k, v, dout]: [CubeTensor; 4],
+    [lse, delta]: [CubeTensor; 2],
+    [dq, dk, dv]: [CubeTensor; 3],
+    attention: &Attention,
+) {
+    let dtype = dtype_to_storage_type(q.dtype);
+    let inputs = Inputs::new(q, k, v, attention, TILE);
+    let (query_cubes, key_cubes) = (inputs.cubes(inputs.heads), inputs.cubes(inputs.kv_heads));
+    let Inputs { q, k, v, tiles, heads, kv_heads, dim, window, scale } = inputs;
+    let client = q.client.clone();
+    backward::backward_queries::launch(
+        &client,
+        query_cubes,
+        units(),
+        q.clone().into_buffer_arg(),
+        k.clone().into_buffer_arg(),
+        v.clone().into_buffer_arg(),
+        dout.clone().into_buffer_arg(),
+        lse.clone().into_buffer_arg(),
+        delta.clone().into_buffer_arg(),
+        tiles.clone().into_buffer_arg(),
+        dq.into_buffer_arg(),
+        heads,
+        kv_heads,
+        window,
+        scale,
+        dim,
+        dtype,
+    );
+    backward::backward_keys::launch(
+        &client,
+        key_cubes,
+        units(),
+        q.into_buffer_arg(),
+        k.into_buffer_arg(),
+        v.into_buffer_arg(),
+        dout.into_buffer_arg(),
+        lse.into_buffer_arg(),
+        delta.into_buffer_arg(),
+        tiles.into_buffer_arg(),
+        dk.into_buffer_arg(),
+        dv.into_buffer_arg(),
+        heads,
+        kv_heads,
+        window,
+        scale,
+        dim,
+        dtype,
+    );
+}
+
 impl AttentionKernel for CubeBackend {
     fn forward(q: CubeTensor, k: CubeTensor, v: CubeTensor, attention: &Attention) -> Output<CubeBackend> {
-        let [q, k, v] = [q, k, v].map(|tensor| packed("windowed_attention", tensor));
-        if by_matrix_instructions(&q, attention) {
-            return mma::forward(q, k, v, attention, (DType::BF16, Unit::Native));
-        }
-        let inputs = Inputs::new(q, k, v, attention, TILE);
-        let cubes = inputs.cubes(inputs.heads);
-        let Inputs { q, k, v, tiles, heads, kv_heads, dim, window, scale } = inputs;
-        let out = empty(&q, q.shape(), DType::F32);
-        let lse = empty(&q, [q.shape()[0], heads], DType::F32);
-        forward::forward::launch(
-            &q.client.clone(),
-            cubes,
-            units(),
-            q.into_buffer_arg(),
-            k.into_buffer_arg(),
-            v.into_buffer_arg(),
-            tiles.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            lse.clone().into_buffer_arg(),
-            heads,
-            kv_heads,
-            window,
-            scale,
-            dim,
-        );
-        Output { out, lse }
+        let math = math(&q.client, attention.operands);
+        attend(q, k, v, attention, math)
     }
 
     fn backward(
@@ -124,54 +219,8 @@ impl AttentionKernel for CubeBackend {
         dout: CubeTensor,
         attention: &Attention,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let [q, k, v] = [q, k, v].map(|tensor| packed("windowed_attention", tensor));
-        let [out, lse, dout] = [output.out, output.lse, dout].map(|tensor| packed("windowed_attention", tensor));
-        let delta = row_dots(out, dout.clone());
-        if by_matrix_instructions(&q, attention) {
-            return mma::backward([q, k, v, dout], [lse, delta], attention, (DType::BF16, Unit::Native));
-        }
-        let inputs = Inputs::new(q, k, v, attention, TILE);
-        let (query_cubes, key_cubes) = (inputs.cubes(inputs.heads), inputs.cubes(inputs.kv_heads));
-        let Inputs { q, k, v, tiles, heads, kv_heads, dim, window, scale } = inputs;
-        let client = q.client.clone();
-        let [dq, dk, dv] = [&q, &k, &v].map(|x| empty(x, x.shape(), DType::F32));
-        backward::backward_queries::launch(
-            &client,
-            query_cubes,
-            units(),
-            q.clone().into_buffer_arg(),
-            k.clone().into_buffer_arg(),
-            v.clone().into_buffer_arg(),
-            dout.clone().into_buffer_arg(),
-            lse.clone().into_buffer_arg(),
-            delta.clone().into_buffer_arg(),
-            tiles.clone().into_buffer_arg(),
-            dq.clone().into_buffer_arg(),
-            heads,
-            kv_heads,
-            window,
-            scale,
-            dim,
-        );
-        backward::backward_keys::launch(
-            &client,
-            key_cubes,
-            units(),
-            q.into_buffer_arg(),
-            k.into_buffer_arg(),
-            v.into_buffer_arg(),
-            dout.into_buffer_arg(),
-            lse.into_buffer_arg(),
-            delta.into_buffer_arg(),
-            tiles.into_buffer_arg(),
-            dk.clone().into_buffer_arg(),
-            dv.clone().into_buffer_arg(),
-            heads,
-            kv_heads,
-            window,
-            scale,
-            dim,
-        );
+        let math = math(&q.client, attention.operands);
+        let [dq, dk, dv] = pull_back([q, k, v, dout], output, attention, math);
         (dq, dk, dv)
     }
 }

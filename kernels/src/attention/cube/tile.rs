@@ -42,7 +42,7 @@ pub(super) struct Head {
 
 /// The first tile of `at`, its chunk from dimension `d0`, zero beyond its rows and beyond the head.
 #[cube]
-pub(super) fn load(x: &[f32], tile: &mut Shared<[f32]>, at: &Head, d0: usize, #[comptime] dim: usize) {
+pub(super) fn load<T: Float>(x: &[T], tile: &mut Shared<[f32]>, at: &Head, d0: usize, #[comptime] dim: usize) {
     let (row, d) = (UNIT_POS as usize / TILE, UNIT_POS as usize % TILE);
     // One place and a distance: a place for each row would take more registers.
     let first = ((at.start + row) * at.heads + at.head) * dim + d0 + d;
@@ -54,7 +54,7 @@ pub(super) fn load(x: &[f32], tile: &mut Shared<[f32]>, at: &Head, d0: usize, #[
         }
         let mut value = 0.0f32;
         if inside {
-            value = x[first + l * 8 * at.heads * dim];
+            value = f32::cast_from(x[first + l * 8 * at.heads * dim]);
         }
         tile[(row + l * 8) * PITCH + d] = value;
     }
@@ -105,13 +105,13 @@ pub(super) fn zeros(#[comptime] len: usize) -> Array<f32> {
 
 /// Writes the unit's sums times `factor` to its row of `at`.
 #[cube]
-pub(super) fn store(sums: &Array<f32>, x: &mut [f32], at: &Head, factor: f32, #[comptime] dim: usize) {
+pub(super) fn store<T: Float>(sums: &Array<f32>, x: &mut [T], at: &Head, factor: f32, #[comptime] dim: usize) {
     let row = at.start + UNIT_POS as usize / 8;
     #[unroll]
     for i in 0..comptime!(dim.div_ceil(TILE) * 4) {
         let d = UNIT_POS as usize % 8 + i * 8;
         if row < at.end && d < dim {
-            x[(row * at.heads + at.head) * dim + d] = sums[i] * factor;
+            x[(row * at.heads + at.head) * dim + d] = T::cast_from(sums[i] * factor);
         }
     }
 }

@@ -38,6 +38,7 @@ impl Backward {
         let (rows, sharing, chunk) = match unit {
             Unit::Native if dim > 256 => (32, 4, 64),
             Unit::Native => (64, 2, 64),
+            Unit::Emulated if dim > 64 => (16, 4, 64),
             Unit::Emulated => (16, 2, 32),
         };
         [false, true].map(|keys| Self { dim, keys, rows, sharing, chunk, unit })
@@ -81,7 +82,7 @@ fn tile_of(walk: &Walk, i: usize) -> Head {
 /// `own` and `d_own` are q and the gradient of the result, or k and v; `other` and `d_other` those of the other side. `d_first` is
 /// the gradient of `own`, and for keys `d_second` that of `d_own`.
 #[cube(launch_unchecked)]
-pub(super) fn mma_backward<E: Float>(
+pub(super) fn mma_backward<E: Float, T: Float>(
     own: &[E],
     d_own: &[E],
     other: &[E],
@@ -89,14 +90,14 @@ pub(super) fn mma_backward<E: Float>(
     lse: &[f32],
     delta: &[f32],
     tiles: &[u32],
-    d_first: &mut [f32],
-    d_second: &mut [f32],
+    d_first: &mut [T],
+    d_second: &mut [T],
     heads: usize,
     kv_heads: usize,
     window: usize,
     scale: f32,
     #[comptime] plan: Backward,
-    #[define(E)] _operands: ElemType,
+    #[define(E, T)] _dtypes: [ElemType; 2],
 ) {
     let (unit, dim, chunk, units) = comptime!((plan.unit, plan.dim, plan.chunk, plan.units()));
     let (own_rows, chunks, sharing) = comptime!((plan.rows, plan.chunks(), plan.sharing));
@@ -254,9 +255,9 @@ pub(super) fn mma_backward<E: Float>(
                 #[unroll]
                 for e in 0..2usize {
                     if d + e < dim {
-                        d_first[start + d + e] = first[comptime!(j * 2 + i)].extract(e) * scale;
+                        d_first[start + d + e] = T::cast_from(first[comptime!(j * 2 + i)].extract(e) * scale);
                         if comptime!(plan.keys) {
-                            d_second[start + d + e] = second[comptime!(j * 2 + i)].extract(e);
+                            d_second[start + d + e] = T::cast_from(second[comptime!(j * 2 + i)].extract(e));
                         }
                     }
                 }

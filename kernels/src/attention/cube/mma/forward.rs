@@ -53,21 +53,6 @@ impl Forward {
     }
 }
 
-/// Rounds the queries of `at` into their tile, zeros beyond the rows and beyond the head.
-#[cube]
-fn round_queries<E: Float>(q: &[f32], at: &Head, queries: &mut Shared<[E]>, #[comptime] plan: Forward) {
-    let (dim, width, units) = comptime!((plan.dim, plan.chunks() * plan.chunk, plan.units()));
-    for l in 0..comptime!(plan.queries * width / units) {
-        let i = UNIT_POS as usize + l * units;
-        let (line, d) = (i / width, i % width);
-        let mut value = 0.0f32;
-        if at.start + line < at.end && d < dim {
-            value = q[((at.start + line) * at.heads + at.head) * dim + d];
-        }
-        queries[line * comptime!(width + COPIED) + d] = E::cast_from(value);
-    }
-}
-
 /// Tells the other lanes of both of this lane's rows `values`, and gives what all of a row told: the largest, or the sum. All
 /// units come to a barrier between two calls.
 #[cube]
@@ -98,19 +83,19 @@ fn over_row(values: &Array<f32>, partial: &mut Shared<[f32]>, #[comptime] larges
 
 /// Two groups of lanes have 16 rows of the result, and a row's log-sum-exp.
 #[cube(launch_unchecked)]
-pub(super) fn mma_forward<E: Float>(
-    q: &[f32],
+pub(super) fn mma_forward<E: Float, T: Float>(
+    q: &[E],
     k: &[E],
     v: &[E],
     tiles: &[u32],
-    out: &mut [f32],
+    out: &mut [T],
     lse: &mut [f32],
     heads: usize,
     kv_heads: usize,
     window: usize,
     scale: f32,
     #[comptime] plan: Forward,
-    #[define(E)] _operands: ElemType,
+    #[define(E, T)] _dtypes: [ElemType; 2],
 ) {
     let (unit, dim, chunk, units) = comptime!((plan.unit, plan.dim, plan.chunk, plan.units()));
     let (chunks, keys, half) = comptime!((plan.chunks(), chunk, chunk / 2));
@@ -141,9 +126,10 @@ pub(super) fn mma_forward<E: Float>(
 
     let mut key0 = first_key(rows.start, rows.seg_start, window);
     let begin = Head { start: key0, end: rows.end, head: kv_head, heads: kv_heads };
+    let width = comptime!(chunks * chunk);
+    copy_rows::<E>(q, &own, 0usize, &mut queries, 0usize, comptime!(plan.queries), width, dim, units, unit);
     copy_rows::<E>(k, &begin, 0usize, &mut ring, 0usize, keys, chunk, dim, units, unit);
     end_copies(unit);
-    round_queries::<E>(q, &own, &mut queries, plan);
     while key0 < rows.end {
         // Chunks of keys and then of values take the two stages in turn. Behind a barrier the stage of the chunk before is free.
         let at = Head { start: key0, end: rows.end, head: kv_head, heads: kv_heads };
@@ -258,7 +244,7 @@ pub(super) fn mma_forward<E: Float>(
                 #[unroll]
                 for e in 0..2usize {
                     if d + e < dim {
-                        out[start + d + e] = two.extract(e) * factor;
+                        out[start + d + e] = T::cast_from(two.extract(e) * factor);
                     }
                 }
             }

@@ -1,9 +1,7 @@
-//! Attention on matrix instructions: q, k, v, the gradient of the result and the softmax's weights rounded to 16 bits, everything else
-//! f32.
+//! Attention on matrix instructions: q, k, v, the gradient of the result and the softmax's weights in 16 bits, everything else f32.
 //!
-//! What many cubes read is rounded once, into buffers of its own, and copied from there to shared memory while something else
-//! is multiplied: in a window of 1,024 every key is read by 34 cubes of queries, in 2 bytes where it had 4. The queries of the forward
-//! pass, which one cube reads, are rounded on their way.
+//! Operands are copied to shared memory while something else is multiplied. Tensors of the operands' dtype are read as they lie; in f32
+//! they are rounded once, into buffers of their own: in a window of 1,024 every key is read by 34 cubes of queries.
 
 mod backward;
 mod forward;
@@ -13,7 +11,6 @@ mod tests;
 use super::super::backend::Output;
 use super::tile::Head;
 use super::{Attention, Inputs};
-use crate::cube::empty;
 use crate::mma::{COPIED, Two, Unit, copy, multiply_add};
 use backward::{Backward, mma_backward};
 use burn::backend::TensorMetadata;
@@ -25,20 +22,21 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use forward::{Forward, mma_forward};
 
-/// The forward pass; keys and values are rounded to `dtype`.
+/// Writes the result and the log-sum-exp. Inputs of another dtype than `operands` are rounded to it.
 pub(super) fn forward(
     q: CubeTensor,
     k: CubeTensor,
     v: CubeTensor,
+    output: Output<CubeBackend>,
     attention: &Attention,
-    (dtype, unit): (DType, Unit),
-) -> Output<CubeBackend> {
+    (operands, unit): (DType, Unit),
+) {
     let plan = Forward::new(q.shape()[2], unit);
-    let inputs = Inputs::new(q, rounded(k, dtype), rounded(v, dtype), attention, plan.queries);
+    let dtypes = [operands, output.out.dtype].map(dtype_to_storage_type);
+    let [q, k, v] = [q, k, v].map(|tensor| rounded(tensor, operands));
+    let inputs = Inputs::new(q, k, v, attention, plan.queries);
     let cubes = inputs.cubes(inputs.heads);
     let Inputs { q, k, v, tiles, heads, kv_heads, window, scale, .. } = inputs;
-    let out = empty(&q, q.shape(), DType::F32);
-    let lse = empty(&q, [q.shape()[0], heads], DType::F32);
     // SAFETY: the kernel reads and writes the rows of its tiles, which lie inside the tensors, and the heads of the grid.
     unsafe {
         mma_forward::launch_unchecked(
@@ -49,42 +47,30 @@ pub(super) fn forward(
             k.into_buffer_arg(),
             v.into_buffer_arg(),
             tiles.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            lse.clone().into_buffer_arg(),
+            output.out.into_buffer_arg(),
+            output.lse.into_buffer_arg(),
             heads,
             kv_heads,
             window,
             scale,
             plan,
-            dtype_to_storage_type(dtype),
+            dtypes,
         );
     }
-    Output { out, lse }
 }
 
-/// The gradients of `operands`, q, k and v, from that of the result, the last of them. All are rounded to `dtype`. `saved` are the log-
-/// sum-exp and the dot of every head's result and its gradient, f32 `[tokens, query heads]`.
+/// Writes the gradients of `inputs`, q, k and v, from that of the result, the last of them; those of another dtype than `operands` are
+/// rounded to it. `saved` are the log-sum-exp and the dot of every head's result and its gradient, f32 `[tokens, query heads]`.
 pub(super) fn backward(
-    operands: [CubeTensor; 4],
-    saved: [CubeTensor; 2],
-    attention: &Attention,
-    (dtype, unit): (DType, Unit),
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let plans = Backward::both(operands[0].shape()[2], unit);
-    gradients(operands, saved, attention, dtype, plans)
-}
-
-/// [`backward`] by cubes of queries and cubes of keys as `plans` say.
-fn gradients(
-    operands: [CubeTensor; 4],
+    inputs: [CubeTensor; 4],
     [lse, delta]: [CubeTensor; 2],
+    [dq, dk, dv]: [CubeTensor; 3],
     attention: &Attention,
-    dtype: DType,
-    plans: [Backward; 2],
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let [q, k, v, dout] = operands.map(|tensor| rounded(tensor, dtype));
-    let [dq, dk, dv] = [&q, &k, &v].map(|x| empty(x, x.shape(), DType::F32));
-    for plan in plans {
+    (operands, unit): (DType, Unit),
+) {
+    let dtypes = [operands, dq.dtype].map(dtype_to_storage_type);
+    let [q, k, v, dout] = inputs.map(|tensor| rounded(tensor, operands));
+    for plan in Backward::both(q.shape()[2], unit) {
         // Queries have one gradient: what stands for the second is not written.
         let buffers = if plan.keys { [&k, &v, &q, &dout, &dk, &dv] } else { [&q, &dout, &k, &v, &dq, &dq] };
         let [own, d_own, other, d_other, first, second] = buffers.map(|tensor| tensor.clone().into_buffer_arg());
@@ -109,13 +95,13 @@ fn gradients(
                 inputs.window,
                 inputs.scale,
                 plan,
-                dtype_to_storage_type(dtype),
+                dtypes,
             );
         }
     }
-    (dq, dk, dv)
 }
 
+/// `tensor` as an operand: itself where it is of that dtype.
 fn rounded(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     into_contiguous(cast(tensor, dtype))
 }
