@@ -216,7 +216,9 @@ fn elementwise(c: &mut Criterion) {
     let (plain, _) = devices();
     let (x, scale) = (tensor([TOKENS, HIDDEN], &plain), tensor([HIDDEN], &plain));
     counted(&mut group, 4 * TOKENS * HIDDEN, 2 * TOKENS * HIDDEN);
-    group.bench_function("rms_norm", |b| b.iter(|| black_box(rms_norm(x.clone(), Some(scale.clone()), 1e-6))));
+    group.bench_function("rms_norm", |b| {
+        b.iter(|| black_box(rms_norm(x.clone(), Some(scale.clone()), 1e-6, DType::F32)))
+    });
     let (gate, up) = (tensor([TOKENS, DENSE], &plain), tensor([TOKENS, DENSE], &plain));
     counted(&mut group, 10 * TOKENS * DENSE, 3 * TOKENS * DENSE);
     group.bench_function("geglu", |b| b.iter(|| black_box(geglu(gate.clone(), up.clone()))));

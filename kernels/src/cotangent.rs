@@ -9,12 +9,13 @@ use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 
-/// The tape after `output` was pulled back with its gradient `d_output`, of the same shape.
+/// The tape after `output` was pulled back with its gradient `d_output`, of the same shape and dtype.
 ///
 /// # Panics
-/// If the shapes differ or `output` is not tracked.
+/// If shapes or dtypes differ or `output` is not tracked.
 pub fn pull_back(output: Tensor<2>, d_output: Tensor<2>) -> Tape {
     assert_eq!(output.dims(), d_output.dims(), "a gradient has the shape of its tensor");
+    assert_eq!(output.dtype(), d_output.dtype(), "a gradient has the dtype of its tensor");
     let start = Dispatch::with_cotangent(output.into_dispatch(), d_output.into_dispatch());
     Tensor::<1>::from_dispatch(start).backward()
 }

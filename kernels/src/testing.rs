@@ -1,6 +1,6 @@
 //! What the tests of the kernels share: a small deterministic generator and a comparison.
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 
 /// Where the operations are tested: through wgpu in a build that has it, else on the first card in one with CUDA, else on the CPU.
 pub(crate) fn device() -> Device {
@@ -10,6 +10,18 @@ pub(crate) fn device() -> Device {
     return Device::cuda(0);
     #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
     Device::flex()
+}
+
+/// What operations are tested in on that device, each with how near its results come to a reference: `f32_tolerance` in f32, in 16 bits
+/// about one rounding of the largest.
+pub(crate) fn activations(f32_tolerance: f64) -> Vec<(DType, f64)> {
+    let mut dtypes = vec![(DType::F32, f32_tolerance)];
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    dtypes.push(match cube::OPERANDS.0 {
+        DType::F16 => (DType::F16, 1e-3),
+        dtype => (dtype, 8e-3),
+    });
+    dtypes
 }
 
 /// `len` values in [-1, 1) from a linear congruential generator started at `seed`.
@@ -24,7 +36,6 @@ pub(crate) fn randoms(len: usize, seed: u64) -> Vec<f32> {
 }
 
 /// As [`randoms`], values that f16 and bf16 hold exactly, so that a reference multiplies what a kernel does.
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) fn halves(len: usize, seed: u64) -> Vec<f32> {
     randoms(len, seed).iter().map(|value| (value * 64.0).round() / 64.0).collect()
 }

@@ -15,7 +15,7 @@ use crate::model::weights::{LayerWeights, WeightReader};
 use crate::train::batch::{Batch, IGNORED};
 use crate::train::evaluate::{RecordLoss, batches, compare};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use serde::Serialize;
 use tunehost_kernels::cross_entropy::logits;
 use tunehost_kernels::norm::rms_norm;
@@ -266,7 +266,7 @@ impl Judge<'_> {
         (norm, head): &Head,
         rows: Tensor<1, Int>,
     ) -> Tensor<2> {
-        let normed = rms_norm(stream.clone().select(0, rows), Some(norm.clone()), config.rms_norm_eps);
+        let normed = rms_norm(stream.clone().select(0, rows), Some(norm.clone()), config.rms_norm_eps, DType::F32);
         log_softmax(logits(normed, head.clone(), config.final_logit_softcapping), 1)
     }
 }

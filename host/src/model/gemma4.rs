@@ -74,7 +74,7 @@ impl Model {
 
     /// The norm before the head.
     pub fn final_norm(&self, h: Tensor<2>) -> Tensor<2> {
-        rms_norm(h, Some(self.norm.clone()), self.config.rms_norm_eps)
+        rms_norm(h, Some(self.norm.clone()), self.config.rms_norm_eps, DType::F32)
     }
 }
 
@@ -138,7 +138,8 @@ impl Layer<'_> {
         // With k_eq_v the values are the raw projection: before the key norm and without rotation.
         let v_raw = if self.config.k_eq_v { k_raw.clone() } else { project(Slot::V) };
         let k = normed_and_rotated(k_raw, kv_heads, &self.weights.k_norm);
-        let v = rms_norm(v_raw.reshape([n * kv_heads, head_dim]), None, self.eps).reshape([n, kv_heads, head_dim]);
+        let v = rms_norm(v_raw.reshape([n * kv_heads, head_dim]), None, self.eps, DType::F32)
+            .reshape([n, kv_heads, head_dim]);
         let attention = attention(self.config, &positions.segments, self.weights.matrix(Slot::O).dtype());
         let out = products.attention(q, k, v, &attention);
         self.linear(out.reshape([n, self.heads * head_dim]), Slot::O, adapters, products)
@@ -170,12 +171,12 @@ impl Layer<'_> {
 
     /// Expert choice for the residual stream after attention. The router reads the stream itself, not a normed copy.
     pub fn route(&self, h: Tensor<2>, moe: &MoeWeights, top_k: usize) -> Routing {
-        let z = rms_norm(h, Some(moe.router_scale.clone()), self.eps);
+        let z = rms_norm(h, Some(moe.router_scale.clone()), self.eps, DType::F32);
         moe::route(lora_linear(z, moe.router.clone(), None), moe.per_expert_scale.clone(), top_k)
     }
 
     fn norm(&self, x: Tensor<2>, weight: &Tensor<1>) -> Tensor<2> {
-        rms_norm(x, Some(weight.clone()), self.eps)
+        rms_norm(x, Some(weight.clone()), self.eps, DType::F32)
     }
 
     fn linear(&self, x: Tensor<2>, slot: Slot, adapters: &LayerAdapters, products: &mut Products) -> Tensor<2> {

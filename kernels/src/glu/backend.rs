@@ -51,7 +51,7 @@ impl<B: GluOps> Backward<B, 2> for GegluBackward {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d_out = grads.consume::<B>(&ops.node);
         let (gate, up) = ops.state;
-        let span = trace::kernel("geglu, backward", || Work::f32(0, 5 * gate.shape().num_elements()));
+        let span = trace::kernel("geglu, backward", || Work::of(0, 5 * gate.shape().num_elements(), gate.dtype()));
         let (d_gate, d_up) = B::geglu_backward(gate, up, d_out);
         drop(span);
         for (parent, gradient) in ops.parents.into_iter().zip([d_gate, d_up]) {

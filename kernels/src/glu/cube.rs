@@ -1,9 +1,9 @@
 //! The gated linear unit on cubecl: one unit an element.
 
 use super::GluOps;
-use crate::cube::{cover, empty, packed, units};
+use crate::cube::{activations, cover, empty, units};
 use burn::backend::TensorMetadata;
-use burn::tensor::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -33,26 +33,35 @@ pub(crate) fn gelu_derivative(x: f32) -> f32 {
 }
 
 #[cube(launch)]
-fn geglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn geglu<T: Float>(gate: &[T], up: &[T], out: &mut [T], #[define(T)] _dtype: ElemType) {
     let i = ABSOLUTE_POS;
     if i < out.len() {
-        out[i] = gelu(gate[i]) * up[i];
+        out[i] = T::cast_from(gelu(f32::cast_from(gate[i])) * f32::cast_from(up[i]));
     }
 }
 
 #[cube(launch)]
-fn geglu_backward(gate: &[f32], up: &[f32], d_out: &[f32], d_gate: &mut [f32], d_up: &mut [f32]) {
+fn geglu_backward<T: Float>(
+    gate: &[T],
+    up: &[T],
+    d_out: &[T],
+    d_gate: &mut [T],
+    d_up: &mut [T],
+    #[define(T)] _dtype: ElemType,
+) {
     let i = ABSOLUTE_POS;
     if i < d_out.len() {
-        d_gate[i] = d_out[i] * up[i] * gelu_derivative(gate[i]);
-        d_up[i] = d_out[i] * gelu(gate[i]);
+        let (x, d) = (f32::cast_from(gate[i]), f32::cast_from(d_out[i]));
+        d_gate[i] = T::cast_from(d * f32::cast_from(up[i]) * gelu_derivative(x));
+        d_up[i] = T::cast_from(d * gelu(x));
     }
 }
 
 impl GluOps for CubeBackend {
     fn geglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
-        let [gate, up] = [gate, up].map(|tensor| packed("geglu", tensor));
-        let out = empty(&gate, gate.shape(), DType::F32);
+        let [gate, up] = [gate, up].map(|tensor| activations("geglu", tensor));
+        let out = empty(&gate, gate.shape(), gate.dtype);
+        let dtype = dtype_to_storage_type(gate.dtype);
         geglu::launch(
             &gate.client.clone(),
             cover(out.shape().num_elements()),
@@ -60,13 +69,16 @@ impl GluOps for CubeBackend {
             gate.into_buffer_arg(),
             up.into_buffer_arg(),
             out.clone().into_buffer_arg(),
+            dtype,
         );
         out
     }
 
     fn geglu_backward(gate: CubeTensor, up: CubeTensor, d_out: CubeTensor) -> (CubeTensor, CubeTensor) {
-        let [gate, up, d_out] = [gate, up, d_out].map(|tensor| packed("geglu", tensor));
-        let (d_gate, d_up) = (empty(&gate, gate.shape(), DType::F32), empty(&gate, gate.shape(), DType::F32));
+        let [gate, up, d_out] = [gate, up, d_out].map(|tensor| activations("geglu", tensor));
+        assert_eq!(d_out.dtype, gate.dtype, "geglu: a gradient has the dtype of its tensor");
+        let [d_gate, d_up] = [(); 2].map(|()| empty(&gate, gate.shape(), gate.dtype));
+        let dtype = dtype_to_storage_type(gate.dtype);
         geglu_backward::launch(
             &gate.client.clone(),
             cover(gate.shape().num_elements()),
@@ -76,6 +88,7 @@ impl GluOps for CubeBackend {
             d_out.into_buffer_arg(),
             d_gate.clone().into_buffer_arg(),
             d_up.clone().into_buffer_arg(),
+            dtype,
         );
         (d_gate, d_up)
     }

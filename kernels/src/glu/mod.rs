@@ -13,13 +13,15 @@ use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-/// gelu_tanh(gate) * up, elementwise, f32, with gradients to both. Both inputs have the same shape.
+/// gelu_tanh(gate) * up, elementwise, with gradients to both. Both inputs have the same shape and dtype, f32, f16 or bf16, which are those
+/// of the result and the gradients too.
 ///
 /// # Panics
-/// If the shapes differ.
+/// If shapes or dtypes differ, or on another dtype; on the CPU on any but f32.
 pub fn geglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     assert_eq!(gate.dims(), up.dims(), "gate and up differ in shape");
-    let _span = trace::kernel("geglu", || Work::f32(0, 3 * gate.shape().num_elements()));
+    assert_eq!(gate.dtype(), up.dtype(), "gate and up differ in dtype");
+    let _span = trace::kernel("geglu", || Work::of(0, 3 * gate.shape().num_elements(), gate.dtype()));
     Tensor::from_dispatch(Dispatch::geglu(gate.into_dispatch(), up.into_dispatch()))
 }
 

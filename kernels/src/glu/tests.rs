@@ -1,6 +1,7 @@
 use super::*;
-use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
-use burn::tensor::TensorData;
+use crate::cotangent::pull_back;
+use crate::testing::{activations, check_gradient, close, device, halves, randoms, same_on_one_and_two_threads, wide};
+use burn::tensor::{DType, TensorData};
 
 fn spread(len: usize, seed: u64) -> Vec<f32> {
     randoms(len, seed).iter().map(|x| 6.0 * x).collect()
@@ -19,18 +20,28 @@ fn reference_gradients_match_finite_differences() {
 #[test]
 fn output_and_gradients_through_autodiff_match_the_reference() {
     let device = device().autodiff();
-    for [rows, cols] in [[1, 1], [3, 17], [200, 100]] {
-        let [gate, up, d_out] = [1, 2, 3].map(|seed| spread(rows * cols, seed));
-        let tensor = |values: &[f32]| Tensor::<2>::from_data(TensorData::new(values.to_vec(), [rows, cols]), &device);
-        let values = |tensor: Tensor<2>| tensor.into_data().try_into_vec::<f32>().unwrap();
-        let (gate_tensor, up_tensor) = (tensor(&gate).require_grad(), tensor(&up).require_grad());
-        let out = geglu(gate_tensor.clone(), up_tensor.clone());
-        // The exponential of a GPU is off by a few units in the last place.
-        close(&values(out.clone()), &reference::forward(&wide(&gate), &wide(&up)), 2e-6);
-        let gradients = (out * tensor(&d_out)).sum().backward();
-        let (d_gate, d_up) = reference::backward(&wide(&gate), &wide(&up), &wide(&d_out));
-        close(&values(gate_tensor.grad(&gradients).unwrap()), &d_gate, 2e-6);
-        close(&values(up_tensor.grad(&gradients).unwrap()), &d_up, 2e-6);
+    // The exponential of a GPU is off by a few units in the last place.
+    for (dtype, tolerance) in activations(2e-6) {
+        for [rows, cols] in [[1, 1], [3, 17], [200, 100]] {
+            let [gate, up, d_out] = [1, 2, 3].map(|seed| match dtype {
+                DType::F32 => spread(rows * cols, seed),
+                _ => halves(rows * cols, seed).iter().map(|x| 4.0 * x).collect(),
+            });
+            let tensor = |values: &[f32]| {
+                Tensor::<2>::from_data(TensorData::new(values.to_vec(), [rows, cols]), &device).cast(dtype)
+            };
+            let values = |tensor: Tensor<2>| {
+                assert_eq!(tensor.dtype(), dtype);
+                tensor.cast(DType::F32).into_data().try_into_vec::<f32>().unwrap()
+            };
+            let (gate_tensor, up_tensor) = (tensor(&gate).require_grad(), tensor(&up).require_grad());
+            let out = geglu(gate_tensor.clone(), up_tensor.clone());
+            close(&values(out.clone()), &reference::forward(&wide(&gate), &wide(&up)), tolerance);
+            let gradients = pull_back(out, tensor(&d_out));
+            let (d_gate, d_up) = reference::backward(&wide(&gate), &wide(&up), &wide(&d_out));
+            close(&values(gate_tensor.grad(&gradients).unwrap()), &d_gate, tolerance);
+            close(&values(up_tensor.grad(&gradients).unwrap()), &d_up, tolerance);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
+use burn::tensor::DType;
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
@@ -16,10 +17,10 @@ use crate::trace::{self, Work};
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cubecl"))]
 pub trait RmsNormOps: Backend {
     /// See [`rms_norm`](super::rms_norm).
-    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, eps: f64, out: DType) -> FloatTensor<Self>;
 
     /// The same without a weight: the dispatch takes no optional tensors.
-    fn rms_norm_weightless(x: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+    fn rms_norm_weightless(x: FloatTensor<Self>, eps: f64, out: DType) -> FloatTensor<Self>;
 
     /// See [`rms_norm_residual`](super::rms_norm_residual).
     fn rms_norm_residual(
@@ -31,17 +32,30 @@ pub trait RmsNormOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
+/// What is made of a normalised row before it is written.
+pub enum Epilogue<T> {
+    /// Nothing: the result is of this dtype.
+    Write(DType),
+    /// `(values + norm) * scale`, in the dtype of `values`.
+    Residual {
+        /// Shaped as the norm.
+        values: T,
+        /// Of the sum.
+        scale: f32,
+    },
+}
+
 /// What a backend implements: both directions, without automatic differentiation.
 pub trait RmsNormKernel: Backend {
-    /// `y [rows, dim]` from `x [rows, dim]` and `weight [dim]`; with a residual and a scale, `(residual + y) * scale`.
+    /// What `epilogue` makes of the norm of `x [rows, dim]` with `weight [dim]`, shaped as `x`.
     fn forward(
         x: FloatTensor<Self>,
         weight: Option<FloatTensor<Self>>,
         eps: f64,
-        residual: Option<(FloatTensor<Self>, f32)>,
+        epilogue: Epilogue<FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
 
-    /// `scale` times `dx [rows, dim]` from `x`, `weight` and `dy [rows, dim]`.
+    /// `scale` times `dx [rows, dim]`, in the dtype of `x`, from `x`, `weight` and `dy [rows, dim]`.
     fn backward(
         x: FloatTensor<Self>,
         weight: Option<FloatTensor<Self>>,
@@ -52,9 +66,15 @@ pub trait RmsNormKernel: Backend {
 }
 
 impl RmsNormKernel for Flex {
-    fn forward(x: FlexTensor, weight: Option<FlexTensor>, eps: f64, residual: Option<(FlexTensor, f32)>) -> FlexTensor {
+    fn forward(x: FlexTensor, weight: Option<FlexTensor>, eps: f64, epilogue: Epilogue<FlexTensor>) -> FlexTensor {
         let (x, weight) = (x.to_contiguous(), weight.map(|w| w.to_contiguous()));
-        let residual = residual.map(|(values, scale)| (values.to_contiguous(), scale));
+        let residual = match epilogue {
+            Epilogue::Residual { values, scale } => Some((values.to_contiguous(), scale)),
+            Epilogue::Write(out) => {
+                assert_eq!(out, DType::F32, "rms_norm: the CPU kernel gives f32, not {out:?}");
+                None
+            }
+        };
         let residual = residual.as_ref().map(|(values, scale)| Residual { values: values.storage(), scale: *scale });
         let mut y = unwritten(x.shape().num_elements());
         cpu::forward(x.storage(), weight.as_ref().map(|w| w.storage()), x.shape()[1], eps, residual, &mut y);
@@ -72,16 +92,16 @@ impl RmsNormKernel for Flex {
 }
 
 impl RmsNormOps for Flex {
-    fn rms_norm(x: FlexTensor, weight: FlexTensor, eps: f64) -> FlexTensor {
-        Self::forward(x, Some(weight), eps, None)
+    fn rms_norm(x: FlexTensor, weight: FlexTensor, eps: f64, out: DType) -> FlexTensor {
+        Self::forward(x, Some(weight), eps, Epilogue::Write(out))
     }
 
-    fn rms_norm_weightless(x: FlexTensor, eps: f64) -> FlexTensor {
-        Self::forward(x, None, eps, None)
+    fn rms_norm_weightless(x: FlexTensor, eps: f64, out: DType) -> FlexTensor {
+        Self::forward(x, None, eps, Epilogue::Write(out))
     }
 
-    fn rms_norm_residual(x: FlexTensor, weight: FlexTensor, residual: FlexTensor, eps: f64, scale: f32) -> FlexTensor {
-        Self::forward(x, Some(weight), eps, Some((residual, scale)))
+    fn rms_norm_residual(x: FlexTensor, weight: FlexTensor, values: FlexTensor, eps: f64, scale: f32) -> FlexTensor {
+        Self::forward(x, Some(weight), eps, Epilogue::Residual { values, scale })
     }
 }
 
@@ -92,7 +112,10 @@ fn pulled_back<B: RmsNormKernel>(
     eps: f64,
     scale: f32,
 ) -> FloatTensor<B> {
-    let _span = trace::kernel("rms_norm, backward", || Work::f32(0, 3 * x.shape().num_elements()));
+    let _span = trace::kernel("rms_norm, backward", || Work {
+        flop: 0,
+        bytes: x.shape().num_elements() * (2 * x.dtype().size() + dy.dtype().size()),
+    });
     B::backward(x, weight, dy, eps, scale)
 }
 
@@ -134,12 +157,12 @@ impl<B: RmsNormKernel> Backward<B, 2> for RmsNormResidualBackward {
 }
 
 impl<B: RmsNormKernel, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
-    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        tracked::<B, C>(x, Some(weight.into_primitive()), eps)
+    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, eps: f64, out: DType) -> FloatTensor<Self> {
+        tracked::<B, C>(x, Some(weight.into_primitive()), eps, out)
     }
 
-    fn rms_norm_weightless(x: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        tracked::<B, C>(x, None, eps)
+    fn rms_norm_weightless(x: FloatTensor<Self>, eps: f64, out: DType) -> FloatTensor<Self> {
+        tracked::<B, C>(x, None, eps, out)
     }
 
     fn rms_norm_residual(
@@ -151,7 +174,8 @@ impl<B: RmsNormKernel, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let weight = weight.into_primitive();
         let run = |x: FloatTensor<Self>, weight, residual: FloatTensor<Self>| {
-            B::forward(x.into_primitive(), Some(weight), eps, Some((residual.into_primitive(), scale)))
+            let epilogue = Epilogue::Residual { values: residual.into_primitive(), scale };
+            B::forward(x.into_primitive(), Some(weight), eps, epilogue)
         };
         match RmsNormResidualBackward.prepare::<C>([x.node(), residual.node()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
@@ -167,13 +191,15 @@ fn tracked<B: RmsNormKernel, C: CheckpointStrategy>(
     x: FloatTensor<Autodiff<B, C>>,
     weight: Option<FloatTensor<B>>,
     eps: f64,
+    out: DType,
 ) -> FloatTensor<Autodiff<B, C>> {
+    let epilogue = Epilogue::Write(out);
     match RmsNormBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let state = (prep.checkpoint(&x), weight.clone(), eps);
-            let y = B::forward(x.into_primitive(), weight, eps, None);
+            let y = B::forward(x.into_primitive(), weight, eps, epilogue);
             prep.finish(state, y)
         }
-        OpsKind::UnTracked(prep) => prep.finish(B::forward(x.into_primitive(), weight, eps, None)),
+        OpsKind::UnTracked(prep) => prep.finish(B::forward(x.into_primitive(), weight, eps, epilogue)),
     }
 }

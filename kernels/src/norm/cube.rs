@@ -1,9 +1,9 @@
 //! The normalisation on cubecl: one cube a row.
 
-use super::RmsNormKernel;
-use super::backend::RmsNormOps;
-use crate::cube::{UNITS, empty, line, packed, sum_units, units};
+use super::backend::{Epilogue, RmsNormKernel, RmsNormOps};
+use crate::cube::{UNITS, activations, empty, line, packed, sum_units, units};
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -11,28 +11,31 @@ use cubecl::prelude::*;
 
 /// 1 / sqrt(mean(x^2) + eps) of `dim` values, for all units of a cube.
 #[cube]
-pub(crate) fn inverse_rms(x: &[f32], start: usize, dim: usize, eps: f32, partial: &mut Shared<[f32]>) -> f32 {
+pub(crate) fn inverse_rms<X: Float>(x: &[X], start: usize, dim: usize, eps: f32, partial: &mut Shared<[f32]>) -> f32 {
     let mut squares = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < dim {
-        squares += x[start + i] * x[start + i];
+        let value = f32::cast_from(x[start + i]);
+        squares += value * value;
         i += UNITS;
     }
     1.0f32 / f32::sqrt(sum_units(squares, partial) / f32::cast_from(dim) + eps)
 }
 
 #[cube(launch)]
-fn rms_norm(
-    x: &[f32],
+fn rms_norm<X: Float, Y: Float>(
+    x: &[X],
     weight: &[f32],
-    residual: &[f32],
-    y: &mut [f32],
+    residual: &[Y],
+    y: &mut [Y],
     rows: usize,
     dim: usize,
     eps: f32,
     scale: f32,
     #[comptime] weighted: bool,
     #[comptime] added: bool,
+    #[define(X)] _x_dtype: ElemType,
+    #[define(Y)] _y_dtype: ElemType,
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
     let wanted = CUBE_POS < rows;
@@ -41,14 +44,14 @@ fn rms_norm(
     if wanted {
         let mut i = UNIT_POS as usize;
         while i < dim {
-            let mut value = x[start + i] * r;
+            let mut value = f32::cast_from(x[start + i]) * r;
             if weighted {
                 value *= weight[i];
             }
             if added {
-                value = (value + residual[start + i]) * scale;
+                value = (value + f32::cast_from(residual[start + i])) * scale;
             }
-            y[start + i] = value;
+            y[start + i] = Y::cast_from(value);
             i += UNITS;
         }
     }
@@ -56,16 +59,18 @@ fn rms_norm(
 
 /// dx = r g - x r^3 sum(g x) / dim with g = scale dy weight.
 #[cube(launch)]
-fn rms_norm_backward(
-    x: &[f32],
+fn rms_norm_backward<X: Float, Y: Float>(
+    x: &[X],
     weight: &[f32],
-    dy: &[f32],
-    dx: &mut [f32],
+    dy: &[Y],
+    dx: &mut [X],
     rows: usize,
     dim: usize,
     eps: f32,
     scale: f32,
     #[comptime] weighted: bool,
+    #[define(X)] _x_dtype: ElemType,
+    #[define(Y)] _y_dtype: ElemType,
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
     let wanted = CUBE_POS < rows;
@@ -74,8 +79,8 @@ fn rms_norm_backward(
     let mut dot = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < dim {
-        let value = x[start + i];
-        let mut g = dy[start + i] * scale;
+        let value = f32::cast_from(x[start + i]);
+        let mut g = f32::cast_from(dy[start + i]) * scale;
         if weighted {
             g *= weight[i];
         }
@@ -90,26 +95,33 @@ fn rms_norm_backward(
     if wanted {
         let mut i = UNIT_POS as usize;
         while i < dim {
-            let mut g = dy[start + i] * scale;
+            let mut g = f32::cast_from(dy[start + i]) * scale;
             if weighted {
                 g *= weight[i];
             }
-            dx[start + i] = r * g - x[start + i] * through_r;
+            dx[start + i] = X::cast_from(r * g - f32::cast_from(x[start + i]) * through_r);
             i += UNITS;
         }
     }
 }
 
 impl RmsNormKernel for CubeBackend {
-    fn forward(x: CubeTensor, weight: Option<CubeTensor>, eps: f64, residual: Option<(CubeTensor, f32)>) -> CubeTensor {
-        let x = packed("rms_norm", x);
-        let y = empty(&x, x.shape(), DType::F32);
+    fn forward(x: CubeTensor, weight: Option<CubeTensor>, eps: f64, epilogue: Epilogue<CubeTensor>) -> CubeTensor {
+        let x = activations("rms_norm", x);
         let [rows, dim] = x.shape().dims();
         let weighted = weight.is_some();
         // What is absent is not read: any buffer stands in.
         let weight = weight.map_or_else(|| x.clone(), |weight| packed("rms_norm", weight));
-        let added = residual.is_some();
-        let (residual, scale) = residual.map_or_else(|| (x.clone(), 1.0), |(r, scale)| (packed("rms_norm", r), scale));
+        let (added, residual, scale, out) = match epilogue {
+            Epilogue::Write(out) => (false, x.clone(), 1.0, out),
+            Epilogue::Residual { values, scale } => {
+                let values = activations("rms_norm", values);
+                let out = values.dtype;
+                (true, values, scale, out)
+            }
+        };
+        let y = empty(&x, x.shape(), out);
+        let x_dtype = dtype_to_storage_type(x.dtype);
         rms_norm::launch(
             &x.client.clone(),
             line(rows),
@@ -124,16 +136,19 @@ impl RmsNormKernel for CubeBackend {
             scale,
             weighted,
             added,
+            x_dtype,
+            dtype_to_storage_type(out),
         );
         y
     }
 
     fn backward(x: CubeTensor, weight: Option<CubeTensor>, dy: CubeTensor, eps: f64, scale: f32) -> CubeTensor {
-        let (x, dy) = (packed("rms_norm", x), packed("rms_norm", dy));
-        let dx = empty(&x, x.shape(), DType::F32);
+        let (x, dy) = (activations("rms_norm", x), activations("rms_norm", dy));
+        let dx = empty(&x, x.shape(), x.dtype);
         let [rows, dim] = x.shape().dims();
         let weighted = weight.is_some();
         let weight = weight.map_or_else(|| x.clone(), |weight| packed("rms_norm", weight));
+        let [x_dtype, y_dtype] = [x.dtype, dy.dtype].map(dtype_to_storage_type);
         rms_norm_backward::launch(
             &x.client.clone(),
             line(rows),
@@ -147,21 +162,23 @@ impl RmsNormKernel for CubeBackend {
             eps as f32,
             scale,
             weighted,
+            x_dtype,
+            y_dtype,
         );
         dx
     }
 }
 
 impl RmsNormOps for CubeBackend {
-    fn rms_norm(x: CubeTensor, weight: CubeTensor, eps: f64) -> CubeTensor {
-        Self::forward(x, Some(weight), eps, None)
+    fn rms_norm(x: CubeTensor, weight: CubeTensor, eps: f64, out: DType) -> CubeTensor {
+        Self::forward(x, Some(weight), eps, Epilogue::Write(out))
     }
 
-    fn rms_norm_weightless(x: CubeTensor, eps: f64) -> CubeTensor {
-        Self::forward(x, None, eps, None)
+    fn rms_norm_weightless(x: CubeTensor, eps: f64, out: DType) -> CubeTensor {
+        Self::forward(x, None, eps, Epilogue::Write(out))
     }
 
-    fn rms_norm_residual(x: CubeTensor, weight: CubeTensor, residual: CubeTensor, eps: f64, scale: f32) -> CubeTensor {
-        Self::forward(x, Some(weight), eps, Some((residual, scale)))
+    fn rms_norm_residual(x: CubeTensor, weight: CubeTensor, values: CubeTensor, eps: f64, scale: f32) -> CubeTensor {
+        Self::forward(x, Some(weight), eps, Epilogue::Residual { values, scale })
     }
 }

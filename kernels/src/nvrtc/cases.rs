@@ -102,7 +102,7 @@ fn lora(name: &'static str, dropout: Option<Dropout>, weights: DType) -> Case {
 
 /// The cases, with tensors in `dtypes`.
 pub fn cases(dtypes: Dtypes) -> Vec<Case> {
-    let weights = dtypes.weights;
+    let Dtypes { weights, activations: dtype } = dtypes;
     let rows = TOKENS * TOP_K;
     let (up, down) = (product(rows, 2 * EXPERT, HIDDEN), product(rows, HIDDEN, EXPERT));
     let head = product(CHUNK_ROWS, VOCABULARY, HIDDEN);
@@ -133,24 +133,32 @@ pub fn cases(dtypes: Dtypes) -> Vec<Case> {
         }),
         lora("LoRA linear", None, weights),
         lora("LoRA linear with dropout", Some(Dropout { p: 0.05, seed: 1 }), weights),
-        case("norms", [], |on| {
-            let (x, weight) = (on.tensor([TOKENS, HIDDEN], DType::F32), on.tensor([HIDDEN], DType::F32));
-            let y = Cube::rms_norm_residual(x.clone(), weight.clone(), x.clone(), EPS, 1.0);
-            <Cube as RmsNormKernel>::backward(x.clone(), Some(weight.clone()), y, EPS, 1.0);
-            Cube::rms_norm(x.clone(), weight, EPS);
-            let y = Cube::rms_norm_weightless(x.clone(), EPS);
-            <Cube as RmsNormKernel>::backward(x, None, y, EPS, 1.0);
+        case("norms", [], move |on| {
+            let [x, stream] = [dtype, DType::F32].map(|dtype| on.result([TOKENS, HIDDEN], dtype));
+            let weight = on.tensor([HIDDEN], DType::F32);
+            let back = |x: &CubeTensor, weight, dy| <Cube as RmsNormKernel>::backward(x.clone(), weight, dy, EPS, 1.0);
+            for residual in [&x, &stream] {
+                let y = Cube::rms_norm_residual(x.clone(), weight.clone(), residual.clone(), EPS, 1.0);
+                back(&x, Some(weight.clone()), y);
+            }
+            // What the layers' products read, what the router reads, and the norm of the dense branch.
+            for (x, out) in [(&stream, dtype), (&stream, DType::F32), (&x, dtype)] {
+                let y = Cube::rms_norm(x.clone(), weight.clone(), EPS, out);
+                back(x, Some(weight.clone()), y);
+            }
+            let y = Cube::rms_norm_weightless(x.clone(), EPS, dtype);
+            back(&x, None, y);
         }),
-        case("rotation", [], |on| {
-            let x = on.tensor([TOKENS, QUERY_HEADS, 256], DType::F32);
+        case("rotation", [], move |on| {
+            let x = on.result([TOKENS, QUERY_HEADS, 256], dtype);
             let [cos, sin] = [(); 2].map(|()| on.tensor([TOKENS, 128], DType::F32));
             let weight = on.tensor([256], DType::F32);
             Cube::rope(x.clone(), cos.clone(), sin.clone());
             let y = Cube::rms_norm_rope(x.clone(), weight.clone(), cos.clone(), sin.clone(), EPS);
             Cube::rms_norm_rope_backward(x, weight, cos, sin, y, EPS);
         }),
-        case("gated linear unit", [], |on| {
-            let [gate, up] = [(); 2].map(|()| on.tensor([TOKENS, DENSE], DType::F32));
+        case("gated linear unit", [], move |on| {
+            let [gate, up] = [(); 2].map(|()| on.result([TOKENS, DENSE], dtype));
             let out = Cube::geglu(gate.clone(), up.clone());
             Cube::geglu_backward(gate, up, out);
         }),

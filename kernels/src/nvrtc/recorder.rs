@@ -1,6 +1,7 @@
 //! A device without hardware: its runtime compiles what is launched to CUDA C++, as cubecl's CUDA runtime does, and keeps
 //! it instead of running it. Memory is not allocated, so the production shapes cost nothing.
 
+use crate::cube::empty;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
@@ -86,6 +87,11 @@ impl On {
         let mut tensor = CubeTensor::new_contiguous(self.0.clone(), device, shape, memory, dtype);
         *tensor.meta.strides_mut() = strides;
         tensor
+    }
+
+    /// One as an operation leaves its result: without gaps between rows.
+    pub fn result(&self, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+        empty(&self.tensor([1], dtype), shape, dtype)
     }
 }
 

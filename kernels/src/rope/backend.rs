@@ -101,7 +101,7 @@ impl<B: RopeKernel> Backward<B, 1> for RopeBackward {
         let dy = grads.consume::<B>(&ops.node);
         let (cos, sin) = ops.state;
         if let [Some(parent)] = ops.parents {
-            let span = trace::kernel("rope, backward", || Work::f32(0, 2 * dy.shape().num_elements()));
+            let span = trace::kernel("rope, backward", || Work::of(0, 2 * dy.shape().num_elements(), dy.dtype()));
             let dx = B::rotate(dy, cos, sin, Direction::Backward);
             drop(span);
             grads.register::<B>(parent.id, dx);
@@ -129,7 +129,9 @@ impl<B: RopeOps> Backward<B, 1> for NormRopeBackward {
         let NormRopeState { x, weight, cos, sin, eps } = ops.state;
         let x: FloatTensor<B> = checkpointer.retrieve_node_output(x);
         if let [Some(parent)] = ops.parents {
-            let span = trace::kernel("rope with rms_norm, backward", || Work::f32(0, 3 * dy.shape().num_elements()));
+            let span = trace::kernel("rope with rms_norm, backward", || {
+                Work::of(0, 3 * dy.shape().num_elements(), dy.dtype())
+            });
             let dx = B::rms_norm_rope_backward(x, weight, cos, sin, dy, eps);
             drop(span);
             grads.register::<B>(parent.id, dx);

@@ -132,21 +132,21 @@ impl RopeTable {
     }
 }
 
-/// Rotates every head of `x [tokens, heads, head_dim]` (f32) by its token's angles:
-/// `(a, b) -> (a cos - b sin, b cos + a sin)` for each pair. Nothing but the table is kept for the backward pass,
-/// which rotates the other way.
+/// Rotates every head of `x [tokens, heads, head_dim]` (f32, f16 or bf16) by its token's angles:
+/// `(a, b) -> (a cos - b sin, b cos + a sin)` for each pair. The result and the gradient have the dtype of `x`. Nothing but the table is
+/// kept for the backward pass, which rotates the other way.
 ///
 /// # Panics
-/// If the table was built for another number of tokens or another head size, or on a dtype other than f32.
+/// If the table was built for another number of tokens or another head size, or on another dtype; on the CPU on any but f32.
 pub fn rope(x: Tensor<3>, table: &RopeTable) -> Tensor<3> {
     let [tokens, _, head_dim] = x.dims();
     assert_eq!(table.dims(), [tokens, head_dim / 2], "rope: the table does not fit x [{tokens}, _, {head_dim}]");
     let (cos, sin) = (table.cos.clone().into_dispatch(), table.sin.clone().into_dispatch());
-    let _span = trace::kernel("rope", || Work::f32(0, 2 * x.shape().num_elements()));
+    let _span = trace::kernel("rope", || Work::of(0, 2 * x.shape().num_elements(), x.dtype()));
     Tensor::from_dispatch(Dispatch::rope(x.into_dispatch(), cos, sin))
 }
 
-/// [`rope`] of the [`rms_norm`](crate::norm::rms_norm) of every head, in one pass; `weight` is `[head_dim]`.
+/// [`rope`] of the [`rms_norm`](crate::norm::rms_norm) of every head, in one pass; `weight` is `[head_dim]`, f32.
 ///
 /// Gradients flow to `x` alone, and `x` is all that is kept.
 ///
@@ -157,6 +157,6 @@ pub fn rms_norm_rope(x: Tensor<3>, weight: Tensor<1>, eps: f64, table: &RopeTabl
     assert_eq!(table.dims(), [tokens, head_dim / 2], "rope: the table does not fit x [{tokens}, _, {head_dim}]");
     assert_eq!(weight.dims(), [head_dim], "rms_norm_rope: the weight has one value per column of a head");
     let (cos, sin) = (table.cos.clone().into_dispatch(), table.sin.clone().into_dispatch());
-    let _span = trace::kernel("rope with rms_norm", || Work::f32(0, 2 * x.shape().num_elements()));
+    let _span = trace::kernel("rope with rms_norm", || Work::of(0, 2 * x.shape().num_elements(), x.dtype()));
     Tensor::from_dispatch(Dispatch::rms_norm_rope(x.into_dispatch(), weight.into_dispatch(), cos, sin, eps))
 }

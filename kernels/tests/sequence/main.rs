@@ -4,7 +4,7 @@ mod attention;
 mod norm;
 mod rope;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// Uniform values in -1..1 from a fixed seed (the SplitMix64 generator of Steele, Lea and Flood, 2014).
 fn values(seed: u64, count: usize) -> Vec<f32> {
@@ -17,6 +17,15 @@ fn values(seed: u64, count: usize) -> Vec<f32> {
         z ^ (z >> 31)
     };
     (0..count).map(|_| (next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+}
+
+/// As [`values`], such that `dtype` holds every one exactly.
+fn values_in(dtype: DType, seed: u64, count: usize) -> Vec<f32> {
+    let values = values(seed, count);
+    match dtype {
+        DType::F32 => values,
+        _ => values.iter().map(|value| (value * 64.0).round() / 64.0).collect(),
+    }
 }
 
 fn widen(values: &[f32]) -> Vec<f64> {
@@ -69,5 +78,31 @@ fn tensor<const D: usize>(values: &[f32], shape: [usize; D]) -> Tensor<D> {
 }
 
 fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().unwrap()
+    tensor.cast(DType::F32).into_data().try_into_vec().unwrap()
+}
+
+/// The values of a tensor that must be of this dtype.
+fn read_in<const D: usize>(dtype: DType, tensor: Tensor<D>) -> Vec<f32> {
+    assert_eq!(tensor.dtype(), dtype);
+    read(tensor)
+}
+
+/// What operations are tested in on that device.
+fn dtypes() -> Vec<DType> {
+    let mut dtypes = vec![DType::F32];
+    if cfg!(feature = "wgpu") {
+        dtypes.push(DType::F16);
+    } else if cfg!(feature = "cuda") {
+        dtypes.push(DType::BF16);
+    }
+    dtypes
+}
+
+/// How near values of this dtype come to a reference, which they do to `f32` in f32: about one rounding of the largest.
+fn tolerance(dtype: DType, f32: f64) -> f64 {
+    match dtype {
+        DType::F32 => f32,
+        DType::F16 => 1e-3,
+        _ => 8e-3,
+    }
 }

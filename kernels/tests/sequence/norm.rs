@@ -1,7 +1,11 @@
+use burn::tensor::DType;
 use tunehost_kernels::cotangent::pull_back;
 use tunehost_kernels::norm::{cpu, reference, rms_norm, rms_norm_residual};
 
-use super::{assert_close, assert_gradient, read, tensor, values, weighted_sum, widen, with_threads};
+use super::{
+    assert_close, assert_gradient, dtypes, read_in, tensor, tolerance, values, values_in, weighted_sum, widen,
+    with_threads,
+};
 
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 7], [5, 64], [17, 100], [130, 512], [33, 2816]];
 const EPS: f64 = 1e-6;
@@ -31,38 +35,50 @@ fn the_reference_gradient_is_the_slope() {
     }
 }
 
+/// Every dtype of a norm's input with every one of its result.
+fn dtype_pairs() -> impl Iterator<Item = (DType, DType)> {
+    dtypes().into_iter().flat_map(|x| dtypes().into_iter().map(move |y| (x, y)))
+}
+
 #[test]
 fn the_tensor_operation_has_the_reference_gradient() {
-    for ([rows, dim], weighted) in SHAPES.into_iter().flat_map(|shape| [(shape, false), (shape, true)]) {
-        let (x, dy, w) = (values(1, rows * dim), values(2, rows * dim), values(3, dim));
-        let weight = weighted.then_some(&w[..]);
-        let at = tensor(&x, [rows, dim]).require_grad();
-        let y = rms_norm(at.clone(), weight.map(|w| tensor(w, [dim])), EPS);
-        let wide = weight.map(widen);
-        assert_close("y", &read(y.clone()), &reference::forward(&widen(&x), wide.as_deref(), dim, EPS), 1e-6);
-        let gradients = (y * tensor(&dy, [rows, dim])).sum().backward();
-        let want = reference::backward(&widen(&x), wide.as_deref(), &widen(&dy), dim, EPS);
-        assert_close("dx", &read(at.grad(&gradients).unwrap()), &want, 2e-6);
+    for (x_dtype, y_dtype) in dtype_pairs() {
+        for ([rows, dim], weighted) in SHAPES.into_iter().flat_map(|shape| [(shape, false), (shape, true)]) {
+            let (x, dy) = (values_in(x_dtype, 1, rows * dim), values_in(y_dtype, 2, rows * dim));
+            let w = values(3, dim);
+            let weight = weighted.then_some(&w[..]);
+            let at = tensor(&x, [rows, dim]).cast(x_dtype).require_grad();
+            let y = rms_norm(at.clone(), weight.map(|w| tensor(w, [dim])), EPS, y_dtype);
+            let wide = weight.map(widen);
+            let want = reference::forward(&widen(&x), wide.as_deref(), dim, EPS);
+            assert_close("y", &read_in(y_dtype, y.clone()), &want, tolerance(y_dtype, 1e-6));
+            let gradients = pull_back(y, tensor(&dy, [rows, dim]).cast(y_dtype));
+            let want = reference::backward(&widen(&x), wide.as_deref(), &widen(&dy), dim, EPS);
+            assert_close("dx", &read_in(x_dtype, at.grad(&gradients).unwrap()), &want, tolerance(x_dtype, 2e-6));
+        }
     }
 }
 
 #[test]
 fn a_residual_and_a_scale_give_what_three_operations_give() {
-    for [rows, dim] in SHAPES {
-        let (x, residual, dy, w) =
-            (values(1, rows * dim), values(2, rows * dim), values(3, rows * dim), values(4, dim));
-        for scale in [1.0, 0.625] {
-            let at = [&x, &residual].map(|values| tensor(values, [rows, dim]).require_grad());
+    for ((x_dtype, y_dtype), scale) in dtype_pairs().flat_map(|pair| [(pair, 1.0), (pair, 0.625)]) {
+        for [rows, dim] in SHAPES {
+            let x = values_in(x_dtype, 1, rows * dim);
+            let [residual, dy] = [2, 3].map(|seed| values_in(y_dtype, seed, rows * dim));
+            let w = values(4, dim);
+            let at = [(&x, x_dtype), (&residual, y_dtype)]
+                .map(|(values, dtype)| tensor(values, [rows, dim]).cast(dtype).require_grad());
             let y = rms_norm_residual(at[0].clone(), tensor(&w, [dim]), EPS, at[1].clone(), scale);
             let normed = reference::forward(&widen(&x), Some(&widen(&w)), dim, EPS);
             let want: Vec<f64> =
                 normed.iter().zip(&residual).map(|(a, &b)| (a + f64::from(b)) * f64::from(scale)).collect();
-            assert_close("y", &read(y.clone()), &want, 1e-6);
-            let gradients = pull_back(y, tensor(&dy, [rows, dim]));
+            assert_close("y", &read_in(y_dtype, y.clone()), &want, tolerance(y_dtype, 1e-6));
+            let gradients = pull_back(y, tensor(&dy, [rows, dim]).cast(y_dtype));
             let wide_dy: Vec<f64> = dy.iter().map(|&dy| f64::from(dy) * f64::from(scale)).collect();
             let want = reference::backward(&widen(&x), Some(&widen(&w)), &wide_dy, dim, EPS);
-            assert_close("dx", &read(at[0].grad(&gradients).unwrap()), &want, 2e-6);
-            assert_close("d_residual", &read(at[1].grad(&gradients).unwrap()), &wide_dy, 1e-7);
+            let [dx, d_residual] = at.map(|leaf| leaf.grad(&gradients).unwrap());
+            assert_close("dx", &read_in(x_dtype, dx), &want, tolerance(x_dtype, 2e-6));
+            assert_close("d_residual", &read_in(y_dtype, d_residual), &wide_dy, tolerance(y_dtype, 1e-7));
         }
     }
 }

@@ -1,8 +1,12 @@
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Tensor};
+use tunehost_kernels::cotangent::pull_back;
 use tunehost_kernels::norm::reference as norm;
 use tunehost_kernels::rope::{RopeError, RopeKind, RopeSpec, RopeTable, reference, rms_norm_rope, rope};
 
-use super::{assert_close, assert_gradient, device, read, tensor, values, weighted_sum, widen, with_threads};
+use super::{
+    assert_close, assert_gradient, device, dtypes, read, read_in, tensor, tolerance, values, values_in, weighted_sum,
+    widen, with_threads,
+};
 
 const PROPORTIONAL: RopeKind = RopeKind::Proportional { partial_rotary_factor: 0.25, factor: 1.0 };
 
@@ -19,22 +23,43 @@ fn positions(tokens: usize) -> Vec<u32> {
     (0..tokens as u32 / 3).chain(0..).take(tokens).collect()
 }
 
+/// Angles are rounded to f32: up to 50 radians, half a unit in the last place is 2e-6.
+const TOLERANCE: f64 = 1e-5;
+
+/// Tokens, heads and head sizes, each in every dtype.
+fn shapes() -> impl Iterator<Item = ((usize, usize, usize), DType)> {
+    let shapes = [(1, 1, 2), (7, 3, 16), (50, 8, 64), (33, 2, 512)];
+    shapes.into_iter().flat_map(|shape| dtypes().into_iter().map(move |dtype| (shape, dtype)))
+}
+
+/// What `operation` makes of `x`, and the gradient for that of its result.
+fn both_ways(
+    dtype: DType,
+    shape @ [tokens, heads, head_dim]: [usize; 3],
+    x: &[f32],
+    dy: &[f32],
+    operation: impl Fn(Tensor<3>) -> Tensor<3>,
+) -> (Vec<f32>, Vec<f32>) {
+    let x = tensor(x, shape).cast(dtype).require_grad();
+    let y = operation(x.clone());
+    let flat = [tokens, heads * head_dim];
+    let gradients = pull_back(y.clone().reshape(flat), tensor(dy, flat).cast(dtype));
+    (read_in(dtype, y), read_in(dtype, x.grad(&gradients).unwrap()))
+}
+
 #[test]
 fn the_tensor_operation_agrees_with_the_reference_both_ways() {
-    for (tokens, heads, head_dim) in [(1, 1, 2), (7, 3, 16), (50, 8, 64), (33, 2, 512), (70, 16, 256)] {
+    for ((tokens, heads, head_dim), dtype) in shapes().chain(dtypes().into_iter().map(|dtype| ((70, 16, 256), dtype))) {
         for kind in [RopeKind::Default, PROPORTIONAL] {
             let spec = spec(head_dim, kind);
             let (positions, frequencies) = (positions(tokens), spec.frequencies().unwrap());
             let shape = [tokens, heads, head_dim];
-            let (x, dy) = (values(1, tokens * heads * head_dim), values(2, tokens * heads * head_dim));
-            let at = tensor(&x, shape).require_grad();
-            let y = rope(at.clone(), &table(&spec, &positions));
-            // Angles are rounded to f32: up to 50 radians, half a unit in the last place is 2e-6.
+            let [x, dy] = [1, 2].map(|seed| values_in(dtype, seed, tokens * heads * head_dim));
+            let (y, dx) = both_ways(dtype, shape, &x, &dy, |x| rope(x, &table(&spec, &positions)));
             let want = reference::forward(&widen(&x), &positions, &frequencies, heads);
-            assert_close("y", &read(y.clone()), &want, 1e-5);
-            let gradients = (y * tensor(&dy, shape)).sum().backward();
+            assert_close("y", &y, &want, tolerance(dtype, TOLERANCE));
             let want = reference::backward(&widen(&dy), &positions, &frequencies, heads);
-            assert_close("dx", &read(at.grad(&gradients).unwrap()), &want, 1e-5);
+            assert_close("dx", &dx, &want, tolerance(dtype, TOLERANCE));
         }
     }
 }
@@ -42,19 +67,20 @@ fn the_tensor_operation_agrees_with_the_reference_both_ways() {
 #[test]
 fn with_the_norm_before_it_the_rotation_agrees_with_both_references() {
     const EPS: f64 = 1e-6;
-    for (tokens, heads, head_dim) in [(1, 1, 2), (7, 3, 16), (50, 8, 64), (33, 2, 512)] {
+    for ((tokens, heads, head_dim), dtype) in shapes() {
         let spec = spec(head_dim, PROPORTIONAL);
         let (positions, frequencies) = (positions(tokens), spec.frequencies().unwrap());
         let (shape, count) = ([tokens, heads, head_dim], tokens * heads * head_dim);
-        let (x, dy, weight) = (values(1, count), values(2, count), values(3, head_dim));
-        let at = tensor(&x, shape).require_grad();
-        let y = rms_norm_rope(at.clone(), tensor(&weight, [head_dim]), EPS, &table(&spec, &positions));
+        let (x, dy, weight) = (values_in(dtype, 1, count), values_in(dtype, 2, count), values(3, head_dim));
+        let (y, dx) = both_ways(dtype, shape, &x, &dy, |x| {
+            rms_norm_rope(x, tensor(&weight, [head_dim]), EPS, &table(&spec, &positions))
+        });
         let normed = norm::forward(&widen(&x), Some(&widen(&weight)), head_dim, EPS);
-        assert_close("y", &read(y.clone()), &reference::forward(&normed, &positions, &frequencies, heads), 1e-5);
-        let gradients = (y * tensor(&dy, shape)).sum().backward();
+        let want = reference::forward(&normed, &positions, &frequencies, heads);
+        assert_close("y", &y, &want, tolerance(dtype, TOLERANCE));
         let turned_back = reference::backward(&widen(&dy), &positions, &frequencies, heads);
         let want = norm::backward(&widen(&x), Some(&widen(&weight)), &turned_back, head_dim, EPS);
-        assert_close("dx", &read(at.grad(&gradients).unwrap()), &want, 1e-5);
+        assert_close("dx", &dx, &want, tolerance(dtype, TOLERANCE));
     }
 }
 
