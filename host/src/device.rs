@@ -215,6 +215,9 @@ fn nvml_of<T>(card: &Card, ask: impl FnOnce(&nvml_wrapper::Device) -> std::resul
 pub fn compilation(name: &str) -> &'static str {
     match name {
         "cpu" => "nothing: the kernels are in the program, and the instruction set alone chooses among them",
+        cuda if cuda.starts_with("cuda") => {
+            "each kernel, by NVRTC and for its shapes, once, when it is first launched; none is chosen by measuring"
+        }
         _ => "each kernel, by the driver and for its shapes, when it is first launched; none is chosen by measuring",
     }
 }

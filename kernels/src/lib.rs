@@ -21,6 +21,7 @@ pub mod cross_entropy;
 mod cube;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod embedding;
 mod flex;
 pub mod glu;
 pub mod gpu;

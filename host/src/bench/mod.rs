@@ -274,6 +274,7 @@ impl Bench<'_> {
         let up = self.random([n, text.intermediate_size]);
         self.both("geglu".into(), shape, up.clone(), |gate| geglu(gate, up.clone()));
         let (rows, head) = (self.random([n, hidden]), self.random([text.vocab_size, hidden]).cast(dtype));
+        self.kernel("embedding", shape, || drop(gemma4::embedded(&head, &batch.ids)));
         for (name, want_grad) in [("loss", false), ("loss and gradient", true)] {
             self.kernel(format!("linear_cross_entropy, {name}"), shape, || {
                 let (softcap, chunk_rows) = (text.final_logit_softcapping, config.train.loss_chunk_rows);

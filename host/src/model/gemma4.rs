@@ -8,9 +8,10 @@ use super::fp8;
 use super::products::Products;
 use super::spec::Slot;
 use super::weights::{LayerWeights, Model, MoeWeights};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use tunehost_kernels::{
     attention::{Attention, Segments},
+    embedding::embedding,
     glu::geglu,
     linear::lora_linear,
     moe::{self, Routing},
@@ -86,10 +87,8 @@ pub fn attention(layer: &LayerConfig, documents: &Segments, weights: DType) -> A
 
 /// The rows of `embed` `[V, H]` for `ids`, times sqrt(H): `[N, H]`.
 pub fn embedded(embed: &Tensor<2>, ids: &[u32]) -> Tensor<2> {
-    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-    let ids = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [ids.len()]), &embed.device());
-    let hidden_size = embed.dims()[1];
-    embed.clone().select(0, ids).cast(DType::F32).mul_scalar((hidden_size as f64).sqrt() as f32)
+    let [_, hidden_size] = embed.dims();
+    embedding(embed.clone(), ids, (hidden_size as f64).sqrt() as f32)
 }
 
 impl Layer<'_> {

@@ -40,7 +40,9 @@ pub fn config_sha256(config: &Config) -> String {
 pub fn changes(stored: &Provenance, now: &Provenance) -> Vec<Change> {
     let (stored, now) = (accepted(stored), fingerprint(now));
     let keys: BTreeSet<&String> = stored.keys().chain(now.keys()).collect();
-    let differs = keys.into_iter().filter(|key| stored.get(*key) != now.get(*key));
+    // A kernel that the run's program had no name for: it computed the same without saying so.
+    let named_since = |key: &str| key.starts_with("kernel/") && !stored.contains_key(key);
+    let differs = keys.into_iter().filter(|key| stored.get(*key) != now.get(*key) && !named_since(key));
     let change = |key: &String| Change { key: key.clone(), was: stored.get(key).cloned(), is: now.get(key).cloned() };
     differs.map(change).collect()
 }
@@ -306,6 +308,17 @@ mod tests {
             edit(&mut now);
             assert_eq!(keys(&stored, &now), [key]);
         }
+    }
+
+    #[test]
+    fn a_kernel_that_the_run_had_no_name_for_is_no_change() {
+        let root = tempfile::tempdir().unwrap();
+        let stored = sample(root.path(), "0.5", "{}");
+        let mut now = stored.clone();
+        let named = now.kernels["grouped_mm"].clone();
+        now.kernels.insert("named_since".into(), named);
+        assert!(keys(&stored, &now).is_empty());
+        assert_eq!(keys(&now, &stored), ["kernel/named_since"], "one that is gone is");
     }
 
     #[test]

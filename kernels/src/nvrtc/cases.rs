@@ -3,6 +3,7 @@
 use super::recorder::On;
 use crate::attention::{Attention, AttentionKernel, Segments};
 use crate::cross_entropy::{CrossEntropyOps, Head};
+use crate::embedding::EmbeddingOps;
 use crate::glu::GluOps;
 use crate::linear::{Dropout, LinearOps};
 use crate::moe::MoeOps;
@@ -107,6 +108,9 @@ pub fn cases(dtypes: Dtypes) -> Vec<Case> {
     let (up, down) = (product(rows, 2 * EXPERT, HIDDEN), product(rows, HIDDEN, EXPERT));
     let head = product(CHUNK_ROWS, VOCABULARY, HIDDEN);
     vec![
+        case("embedding", [], move |on| {
+            Cube::scaled_embedding(on.tensor([VOCABULARY, HIDDEN], weights), vec![1; TOKENS], 1.0);
+        }),
         attention("attention, window 1,024, D = 256", 8, 256, Some(1_024), dtypes),
         attention("attention, full, D = 512", 2, 512, None, dtypes),
         case("experts", [up, down, up, down, up], move |on| {

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 /// Every kernel of a step by its name, with its implementation: who computes and in what.
-pub type Table = [(&'static str, String); 7];
+pub type Table = [(&'static str, String); 8];
 
 /// The table of the CPU, on the instruction set that was detected, with frozen matrices kept as `weights`.
 pub fn cpu(weights: DType) -> Table {
@@ -41,6 +41,7 @@ pub(crate) fn cubecl(runtime: &str, lacks_bf16: Option<&str>, weights: DType) ->
 /// The implementation `f32`, that of `attention`, or `products` where a kernel multiplies frozen matrices.
 fn table(attention: String, f32: String, products: String) -> Table {
     [
+        ("embedding", f32.clone()),
         ("windowed_attention", attention),
         ("rms_norm", f32.clone()),
         ("rope", f32.clone()),
