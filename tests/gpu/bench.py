@@ -96,6 +96,13 @@ class Torch:
                     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
             yield from self.time(f"SDPA {backend.name.lower().removesuffix('_attention')}", scaled, inputs)
+        if window:
+            # Flash takes no mask: what it does for a full context is how fast PyTorch could be with the window's work.
+            def unwindowed():
+                with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+            yield from self.time("SDPA flash, no window", unwindowed, inputs)
         if self.cuda:
             from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
