@@ -2,7 +2,7 @@
 //! it with the shape of Gemma-4 26B-A4B: first rows of one length, then every second row half as long, which without padding costs
 //! its real tokens.
 //!
-//!     synthetic_steps tests/fixtures/gemma4-26b-a4b-config.json --device cuda:0 --weights bf16 --tokens 16384 --chunk 1024
+//!     synthetic_steps tests/fixtures/gemma4-26b-a4b-config.json --device cuda:0 --weights bf16 --tokens 16384 --chunk 512
 
 use clap::Parser;
 use std::collections::BTreeMap;

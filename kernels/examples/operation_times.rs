@@ -14,6 +14,9 @@ use tunehost_kernels::moe;
 const USAGE: &str = "usage: operation_times DEVICE windowed|full|experts|linear|loss TOKENS [--small]\n\
                      DEVICE is cpu, wgpu or cuda:0, as the build has them";
 
+/// Rows of the loss head at once: their logits, and the gradient of these, are under 1 GiB with the result of 32,768 rows.
+const CHUNK_ROWS: usize = 512;
+
 /// As in `tests/gpu/bench.py`.
 struct Sizes {
     hidden: usize,
@@ -186,7 +189,7 @@ impl Bench {
         for (pass, gradient) in [("forward", false), ("forward and backward", true)] {
             self.time(pass, if gradient { 2 * flops } else { flops }, || {
                 let (rows, weight) = (rows.clone(), weight.clone());
-                drop(linear_cross_entropy(rows, weight, &targets, Some(30.0), 1.0, 1_024, gradient));
+                drop(linear_cross_entropy(rows, weight, &targets, Some(30.0), 1.0, CHUNK_ROWS, gradient));
             });
         }
     }
