@@ -44,6 +44,7 @@ pub(crate) fn halves(len: usize, seed: u64) -> Vec<f32> {
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) mod cube {
     use crate::mma::Unit;
+    use crate::resolve::cube::Math;
     use burn::tensor::DType;
     use burn_cubecl::kernel::{cast, into_contiguous};
     use burn_cubecl::tensor::CubeTensor;
@@ -55,6 +56,9 @@ pub(crate) mod cube {
     pub(crate) const OPERANDS: (DType, Unit) = (DType::F16, Unit::Emulated);
     #[cfg(not(feature = "wgpu"))]
     pub(crate) const OPERANDS: (DType, Unit) = (DType::BF16, Unit::Native);
+
+    /// Products on matrix instructions there.
+    pub(crate) const ON_MATRIX_UNITS: Math = Math::Half { operands: OPERANDS.0, unit: OPERANDS.1 };
 
     fn upload(bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
         #[cfg(feature = "wgpu")]
@@ -71,7 +75,6 @@ pub(crate) mod cube {
     }
 
     /// As [`floats`], rounded to `dtype`.
-    #[cfg(feature = "wgpu")]
     pub(crate) fn rounded(values: &[f32], shape: &[usize], dtype: DType) -> CubeTensor {
         cast(floats(values, shape), dtype)
     }

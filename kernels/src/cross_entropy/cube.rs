@@ -165,9 +165,13 @@ pub(super) fn loss_and_gradient(
         let rows = kept.len();
         let places = upload(&hidden, kept);
         let kept_targets: Vec<u32> = kept.iter().map(|&row| targets[row as usize] as u32).collect();
-        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), 1.0, math);
+        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), 1.0, DType::F32, math);
         debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), logits_bytes(rows, classes));
-        let rounded = empty(&hidden, if gradient == Gradient::Rounded { [rows, classes] } else { [1, 1] }, math.kept());
+        let rounded = empty(
+            &hidden,
+            if gradient == Gradient::Rounded { [rows, classes] } else { [1, 1] },
+            math.kept(hidden.dtype),
+        );
         row_loss::launch(
             &client,
             line(rows),
@@ -183,11 +187,11 @@ pub(super) fn loss_and_gradient(
             factor.unwrap_or(1.0) as f32,
             head.softcap.is_some(),
             gradient,
-            dtype_to_storage_type(math.kept()),
+            dtype_to_storage_type(math.kept(hidden.dtype)),
         );
         if let Some(d_hidden) = &d_hidden {
             let d_logits = if gradient == Gradient::Rounded { rounded } else { logits };
-            let part = product((d_logits, false), (weight.clone(), false), 1.0, math).into_buffer_arg();
+            let part = product((d_logits, false), (weight.clone(), false), 1.0, DType::F32, math).into_buffer_arg();
             let (places, d_hidden) = (places.into_buffer_arg(), d_hidden.clone().into_buffer_arg());
             move_rows::launch(&client, cover(rows * h), units(), part, places, d_hidden, rows, h, true);
         }
@@ -215,7 +219,7 @@ impl CrossEntropyOps for CubeBackend {
 
     fn head_logits(hidden: CubeTensor, weight: CubeTensor, softcap: Option<f64>) -> CubeTensor {
         let math = Math::with(&weight);
-        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), 1.0, math);
+        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), 1.0, DType::F32, math);
         if let Some(cap) = softcap {
             let elements = logits.shape().num_elements();
             let client = logits.client.clone();

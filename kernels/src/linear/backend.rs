@@ -149,7 +149,7 @@ impl<B: LinearOps> Backward<B, 1> for LinearBackward {
         if let [Some(x)] = ops.parents {
             let weight = ops.state;
             let span = trace::kernel("lora_linear without adapter, backward", || {
-                work(d_y.shape()[0], weight.shape().dims(), weight.dtype(), 0, 0)
+                work(d_y.shape()[0], weight.shape().dims(), [d_y.dtype(), weight.dtype()], 0, 0)
             });
             let d_x = B::frozen_linear_backward(weight, d_y);
             drop(span);
@@ -179,7 +179,7 @@ impl<B: LinearOps> Backward<B, 3> for LoraLinearBackward {
         let d_y = grads.consume::<B>(&ops.node);
         let LoraLinearState { x, weight, a, b, inner, scale, dropout } = ops.state;
         let span = trace::kernel("lora_linear, backward", || {
-            work(d_y.shape()[0], weight.shape().dims(), weight.dtype(), a.shape()[0], 2)
+            work(d_y.shape()[0], weight.shape().dims(), [x.dtype(), weight.dtype()], a.shape()[0], 2)
         });
         let (d_x, d_a, d_b) = B::lora_linear_backward(x, weight, a, b, inner, d_y, scale, dropout);
         drop(span);

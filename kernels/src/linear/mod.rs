@@ -14,7 +14,6 @@ use crate::matmul::PART_OF_ROWS;
 use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
-use half::bf16;
 
 /// Dropout on the adapter's input. Which elements are dropped is a function of the seed and the element's place alone, so
 /// a recomputed forward pass drops the same ones and no mask is stored.
@@ -43,16 +42,20 @@ pub struct Adapter {
 /// and an adapter of this `rank`.
 ///
 /// The gradient of A x; on the CPU also that of B before it is transposed, and dropout works on a few rows at a time, which are not
-/// counted; on cubecl dropout takes two more copies of the input's gradient, and on matrix instructions the input, its inner product and
-/// the gradient of the result are there rounded, with the parts in which the gradient of A is summed.
+/// counted. On cubecl dropout takes a copy of the input or of its gradient. On matrix instructions the parts in which gradients of A and B
+/// are summed are there, and where activations are not the operands already, the input, its inner product and the gradient of the result
+/// rounded.
 pub fn workspace_bytes(runtime: Runtime, n: usize, input: usize, output: usize, rank: usize, dropout: bool) -> usize {
     match runtime {
         Runtime::Cpu { .. } => cpu::workspace_bytes(n, output, rank),
-        Runtime::Cubecl { bf16: rounds, .. } => {
-            let wide = n * (rank + if dropout { 2 * input } else { 0 }) * size_of::<f32>();
-            let rounded = if rounds { n * (input + output + rank) * size_of::<bf16>() } else { 0 };
-            let parts = if rounds { n.div_ceil(PART_OF_ROWS) * rank * input * size_of::<f32>() } else { 0 };
-            wide + rounded + parts
+        Runtime::Cubecl { bf16: on_matrix_units, activations } => {
+            let kept = if on_matrix_units { DType::BF16 } else { activations };
+            let rounded_bytes = if kept == activations { 0 } else { kept.size() };
+            // The copy of the input's gradient is gone before that of the input is made.
+            let copy_bytes = if dropout { activations.size().max(kept.size()) } else { rounded_bytes };
+            let rows = n * (input * copy_bytes + output * rounded_bytes + rank * (kept.size() + rounded_bytes));
+            let parts = if on_matrix_units { n.div_ceil(PART_OF_ROWS) } else { 0 };
+            rows + parts * rank * input.max(output) * size_of::<f32>()
         }
     }
 }
@@ -60,19 +63,19 @@ pub fn workspace_bytes(runtime: Runtime, n: usize, input: usize, output: usize, 
 /// What the layer computed in one pass, so that a second one over the same inputs need not.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// `[n, out]`.
+    /// `[n, out]`, of the dtype of the input.
     pub y: Tensor<2>,
-    /// With an adapter, scale * drop(x) A^T: `[n, rank]`.
+    /// With an adapter, scale * drop(x) A^T: `[n, rank]`, of the dtype of the input.
     pub inner: Option<Tensor<2>>,
 }
 
-/// y = x W^T, plus the adapter's part: `[n, out]`, f32.
+/// y = x W^T, plus the adapter's part: `[n, out]`, of the dtype of `x`.
 ///
-/// `x` is `[n, in]` and `weight` `[out, in]`. Gradients go to `x` and to the adapter; the weight is frozen and never gets
+/// `x` is `[n, in]`, f32, or on cubecl any float, and `weight` `[out, in]`, f32 or bf16; A and B are f32. Gradients go to `x` and to the adapter; the weight is frozen and never gets
 /// one. Between forward and backward only `x` and the `[n, rank]` product are kept.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not fit together, or on a dtype that the device's kernel does not take, naming it.
 pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -> Tensor<2> {
     lora_linear_output(x, weight, adapter).y
 }
@@ -81,7 +84,7 @@ pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -
 pub fn lora_linear_output(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adapter>) -> Output {
     let (name, rank) =
         adapter.map_or(("lora_linear without adapter", 0), |adapter| ("lora_linear", adapter.a.dims()[0]));
-    let _span = trace::kernel(name, || work(x.dims()[0], weight.dims(), weight.dtype(), rank, 1));
+    let _span = trace::kernel(name, || work(x.dims()[0], weight.dims(), [x.dtype(), weight.dtype()], rank, 1));
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     match adapter {
         None => Output { y: Tensor::from_dispatch(Dispatch::frozen_linear(x, weight)), inner: None },
@@ -95,11 +98,12 @@ pub fn lora_linear_output(x: Tensor<2>, weight: Tensor<2>, adapter: Option<&Adap
 
 /// One product of `n` rows with the frozen weight and, times `low_rank`, those with A and B; of the gradients to them `x` is an
 /// input too.
-fn work(n: usize, [output, input]: [usize; 2], weight: DType, rank: usize, low_rank: usize) -> Work {
+fn work(n: usize, [output, input]: [usize; 2], [x, weight]: [DType; 2], rank: usize, low_rank: usize) -> Work {
     let pair = low_rank * rank * (input + output);
     let again = if low_rank > 1 { n * input } else { 0 };
-    let values = n * (input + output + rank) + pair + again;
-    Work::f32(2 * n * (input * output + pair), values).with_weight(input * output, weight.size())
+    let values = n * (input + output + rank) + again;
+    let work = Work::of(2 * n * (input * output + pair), values, x);
+    work.with_weight(input * output, weight.size()).with_weight(pair, size_of::<f32>())
 }
 
 /// [`lora_linear`] whose `output` is known: only its gradients are still computed.

@@ -2,7 +2,7 @@ use super::cpu::{self, Shape};
 use super::reference::Operands;
 use super::*;
 use crate::matmul::Weights;
-use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
+use crate::testing::{activations, check_gradient, close, device, halves, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
 /// (n, input, output, rank)
@@ -34,6 +34,11 @@ fn case((n, input, output, rank): (usize, usize, usize, usize), dropout: Option<
     }
 }
 
+/// As [`case`], with an input and a gradient of the result that every dtype of activations holds exactly.
+fn case_in_halves(shape @ (n, input, output, _): (usize, usize, usize, usize), dropout: Option<Dropout>) -> Case {
+    Case { x: halves(n * input, 1), d_y: halves(n * output, 5), ..case(shape, dropout) }
+}
+
 impl Case {
     fn reference(&self) -> Operands {
         Operands {
@@ -59,7 +64,7 @@ fn tensor(values: &[f32], rows: usize, device: &Device) -> Tensor<2> {
 }
 
 fn values(tensor: Tensor<2>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().unwrap()
+    tensor.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
 #[test]
@@ -78,20 +83,25 @@ fn reference_gradients_match_finite_differences() {
 #[test]
 fn output_and_gradients_through_autodiff_match_the_reference() {
     let device = device().autodiff();
-    for (shape, dropout) in SHAPES.into_iter().flat_map(|shape| DROPOUTS.map(|dropout| (shape, dropout))) {
-        let case = case(shape, dropout);
-        let x = tensor(&case.x, case.shape.n, &device).require_grad();
+    let shapes = SHAPES.into_iter().flat_map(|shape| DROPOUTS.map(|dropout| (shape, dropout)));
+    for ((shape, dropout), (dtype, tolerance)) in
+        shapes.flat_map(|given| activations(1e-5).into_iter().map(move |to| (given, to)))
+    {
+        let case = case_in_halves(shape, dropout);
+        let x = tensor(&case.x, case.shape.n, &device).cast(dtype).require_grad();
         let a = tensor(&case.a, case.rank, &device).require_grad();
         let b = tensor(&case.b, case.shape.output, &device).require_grad();
         let weight = tensor(&case.weight, case.shape.output, &device);
         let adapter = Adapter { a: a.clone(), b: b.clone(), scale: 1.5, dropout };
         let y = lora_linear(x.clone(), weight.clone(), Some(&adapter));
-        close(&values(y.clone()), &case.reference().forward(), 1e-5);
-        let gradients = (y * tensor(&case.d_y, case.shape.n, &device)).sum().backward();
+        close(&values(y.clone()), &case.reference().forward(), tolerance);
+        let gradients = (y * tensor(&case.d_y, case.shape.n, &device).cast(dtype)).sum().backward();
         let exact = case.reference().backward(&wide(&case.d_y));
-        close(&values(x.grad(&gradients).unwrap()), &exact.x, 1e-5);
-        close(&values(a.grad(&gradients).unwrap()), &exact.a, 1e-5);
-        close(&values(b.grad(&gradients).unwrap()), &exact.b, 1e-5);
+        let [d_x, d_a, d_b] = [&x, &a, &b].map(|tensor| tensor.grad(&gradients).unwrap());
+        assert_eq!([&d_x, &d_a, &d_b].map(|gradient| gradient.dtype()), [dtype, DType::F32, DType::F32]);
+        close(&values(d_x), &exact.x, tolerance);
+        close(&values(d_a), &exact.a, tolerance);
+        close(&values(d_b), &exact.b, tolerance);
         assert!(weight.grad(&gradients).is_none());
     }
 }
@@ -100,16 +110,44 @@ fn output_and_gradients_through_autodiff_match_the_reference() {
 fn without_an_adapter_only_the_input_has_a_gradient() {
     let untracked = device();
     let device = untracked.clone().autodiff();
-    for shape in SHAPES {
-        let case = case(shape, None);
+    for (shape, (dtype, tolerance)) in
+        SHAPES.into_iter().flat_map(|shape| activations(1e-5).into_iter().map(move |to| (shape, to)))
+    {
+        let case = case_in_halves(shape, None);
         let plain = Operands { scale: 0.0, ..case.reference() };
-        let x = tensor(&case.x, case.shape.n, &device).require_grad();
+        let x = tensor(&case.x, case.shape.n, &device).cast(dtype).require_grad();
         // A frozen weight made on the plain device mixes with a tracked input.
         let weight = tensor(&case.weight, case.shape.output, &untracked);
         let y = lora_linear(x.clone(), weight, None);
-        close(&values(y.clone()), &plain.forward(), 1e-5);
-        let gradients = (y * tensor(&case.d_y, case.shape.n, &device)).sum().backward();
-        close(&values(x.grad(&gradients).unwrap()), &plain.backward(&wide(&case.d_y)).x, 1e-5);
+        close(&values(y.clone()), &plain.forward(), tolerance);
+        let gradients = (y * tensor(&case.d_y, case.shape.n, &device).cast(dtype)).sum().backward();
+        let d_x = x.grad(&gradients).unwrap();
+        assert_eq!(d_x.dtype(), dtype);
+        close(&values(d_x), &plain.backward(&wide(&case.d_y)).x, tolerance);
+    }
+}
+
+/// The operation as CUDA devices run it; on others with the instructions emulated.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[test]
+fn on_matrix_instructions_output_and_gradients_match_the_reference() {
+    use crate::testing::cube::{ON_MATRIX_UNITS, OPERANDS, floats, read, rounded};
+    let (dtype, _) = OPERANDS;
+    for dropout in DROPOUTS {
+        let case = case_in_halves((70, 72, 40, 8), dropout);
+        let Shape { n, input, output } = case.shape;
+        let (x, d_y) = (rounded(&case.x, &[n, input], dtype), rounded(&case.d_y, &[n, output], dtype));
+        let weight = floats(&case.weight, &[output, input]);
+        let adapter = [floats(&case.a, &[case.rank, input]), floats(&case.b, &[output, case.rank])];
+        let (y, inner) = cube::forward(x.clone(), weight.clone(), adapter.clone(), 1.5, dropout, ON_MATRIX_UNITS);
+        assert_eq!([y.dtype, inner.dtype], [dtype; 2]);
+        close(&read(y), &case.reference().forward(), 3e-3);
+        let gradients = cube::backward([x, inner, d_y], weight, adapter, 1.5, dropout, ON_MATRIX_UNITS);
+        assert_eq!(gradients.each_ref().map(|gradient| gradient.dtype), [dtype, DType::F32, DType::F32]);
+        let exact = case.reference().backward(&wide(&case.d_y));
+        for (gradient, exact) in gradients.into_iter().zip([exact.x, exact.a, exact.b]) {
+            close(&read(gradient), &exact, 3e-3);
+        }
     }
 }
 

@@ -13,14 +13,16 @@
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
+#[cfg(all(test, any(feature = "wgpu", feature = "cuda")))]
+mod cube_tests;
 mod micro;
 #[cfg(feature = "cubecl")]
 pub(crate) mod mma;
-#[cfg(all(test, any(feature = "wgpu", feature = "cuda")))]
-mod mma_tests;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
+#[cfg(feature = "cubecl")]
+mod tiles;
 
 use crate::simd::Isa;
 use half::bf16;

@@ -83,17 +83,16 @@ fn loss_head(on: &On, weights: DType) -> (CubeTensor, CubeTensor) {
 }
 
 /// The projection to the queries of a sliding layer.
-fn lora(name: &'static str, dropout: Option<Dropout>, weights: DType) -> Case {
+fn lora(name: &'static str, dropout: Option<Dropout>, Dtypes { weights, activations }: Dtypes) -> Case {
     let out = QUERY_HEADS * 256;
     let (base, a, b) = (product(TOKENS, out, HIDDEN), product(TOKENS, RANK, HIDDEN), product(TOKENS, out, RANK));
-    // Matrix instructions add the adapter in the pass of the frozen product, but for a gradient that dropout parts from it.
-    let flops = match (weights, dropout) {
-        (DType::BF16, None) => vec![a, base + b, b, base + a, a, b],
-        (DType::BF16, Some(_)) => vec![a, base + b, b, base, a, a, b],
-        _ => vec![a, base, b, b, base, a, a, b],
+    // The adapter is added in the pass of the frozen product, but for a gradient that dropout parts from it.
+    let flops = match dropout {
+        None => vec![a, base + b, b, base + a, a, b],
+        Some(_) => vec![a, base + b, b, base, a, a, b],
     };
     case(name, flops, move |on| {
-        let (x, d_y) = (on.tensor([TOKENS, HIDDEN], DType::F32), on.tensor([TOKENS, out], DType::F32));
+        let (x, d_y) = (on.tensor([TOKENS, HIDDEN], activations), on.tensor([TOKENS, out], activations));
         let weight = on.tensor([out, HIDDEN], weights);
         let (a, b) = (on.tensor([RANK, HIDDEN], DType::F32), on.tensor([out, RANK], DType::F32));
         let (_, inner) = Cube::lora_linear(x.clone(), weight.clone(), a.clone(), b.clone(), 1.0, dropout);
@@ -135,8 +134,8 @@ pub fn cases(dtypes: Dtypes) -> Vec<Case> {
             Cube::linear_cross_entropy(hidden.clone(), weight.clone(), vec![1; CHUNK_ROWS], HEAD);
             Cube::head_logits(hidden, weight, HEAD.softcap);
         }),
-        lora("LoRA linear", None, weights),
-        lora("LoRA linear with dropout", Some(Dropout { p: 0.05, seed: 1 }), weights),
+        lora("LoRA linear", None, dtypes),
+        lora("LoRA linear with dropout", Some(Dropout { p: 0.05, seed: 1 }), dtypes),
         case("norms", [], move |on| {
             let [x, stream] = [dtype, DType::F32].map(|dtype| on.result([TOKENS, HIDDEN], dtype));
             let weight = on.tensor([HIDDEN], DType::F32);

@@ -23,16 +23,8 @@ use toolkit::{Machine, Toolkit};
 const SHARED_BYTES_MAX: usize = ARCHS[0].shared_bytes_max;
 
 /// Kernels whose work is matrix products. With weights in bf16 they are those on matrix instructions, `Mma`.
-const MATRIX_KERNELS: [&str; 8] = [
-    "Matmul",
-    "GroupedMatmul",
-    "MmaProduct",
-    "Forward",
-    "BackwardQueries",
-    "BackwardKeys",
-    "MmaForward",
-    "MmaBackward",
-];
+const MATRIX_KERNELS: [&str; 7] =
+    ["Matmul", "MmaProduct", "Forward", "BackwardQueries", "BackwardKeys", "MmaForward", "MmaBackward"];
 
 /// What bounds a kernel on one card.
 struct Card {

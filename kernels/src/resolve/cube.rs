@@ -21,10 +21,10 @@ pub(crate) enum Math {
 }
 
 impl Math {
-    /// What an operation keeps its own products in, for its next ones.
-    pub(crate) fn kept(self) -> DType {
+    /// What an operation that takes `activations` keeps its own products in, for its next ones.
+    pub(crate) fn kept(self, activations: DType) -> DType {
         match self {
-            Self::F32 => DType::F32,
+            Self::F32 => activations,
             Self::Half { operands, .. } => operands,
         }
     }

@@ -297,13 +297,13 @@ pub(super) fn mma_product<E: Float, C: Float, N: Size>(
 
 /// The sum of the parts of a product, in their order.
 #[cube(launch)]
-pub(super) fn sum_parts(parts: &[f32], c: &mut [f32], count: usize) {
+pub(super) fn sum_parts<C: Float>(parts: &[f32], c: &mut [C], count: usize, #[define(C)] _dtype: ElemType) {
     let i = ABSOLUTE_POS;
     if i < c.len() {
         let mut sum = 0.0f32;
         for part in 0..count {
             sum += parts[part * c.len() + i];
         }
-        c[i] = sum;
+        c[i] = C::cast_from(sum);
     }
 }

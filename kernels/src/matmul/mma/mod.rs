@@ -4,8 +4,8 @@
 mod kernel;
 
 use super::PART_OF_ROWS;
-use super::cube::{Groups, Operand};
-use crate::cube::{cover, empty, units, upload};
+use super::cube::{Product, Rows};
+use crate::cube::{cover, empty, units};
 use crate::mma::{COPIED, LANES, SCRATCH, Unit};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -86,12 +86,6 @@ impl Plan {
     }
 }
 
-/// How rows are grouped, and where they come from.
-pub(super) struct Grouping<'a> {
-    pub(super) groups: Groups<'a>,
-    pub(super) gather: Option<(&'a CubeTensor, usize)>,
-}
-
 /// A matrix, or matrices one behind the other, whose lines begin `distance` elements apart: devices may begin each at a
 /// multiple of their own.
 #[derive(Clone)]
@@ -114,99 +108,69 @@ impl Lines {
     }
 }
 
-/// A product, and what it is computed with.
-pub(super) struct Product<'a> {
-    pub(super) a: Operand,
-    pub(super) b: Operand,
-    /// m, n and k: rows and columns of the result, and what is summed over.
-    pub(super) shape: [usize; 3],
-    /// A product that is added, of operands that lie as `a` and `b` do.
-    pub(super) beside: Option<[CubeTensor; 2]>,
-    pub(super) grouping: Option<Grouping<'a>>,
-    pub(super) factor: f32,
-    pub(super) epilogue: Epilogue,
-    /// What operands are rounded to, of 16 bits.
-    pub(super) operands: DType,
-    pub(super) unit: Unit,
-}
-
-impl Product<'_> {
-    /// Writes it to `c [m, n]`.
-    pub(super) fn write(self, c: &CubeTensor) {
-        let Self { shape: [m, n, k], beside, grouping, factor, epilogue, operands, unit, .. } = self;
-        let ((a, a_transposed), (b, b_transposed)) = (self.a, self.b);
-        let lines = |operand| Lines::new(cast(operand, operands));
-        let [a, b] = [a, b].map(lines);
-        // What is absent is not read: something else stands in.
-        let second = beside.is_some();
-        let [a2, b2] = beside.map_or_else(|| [a.clone(), b.clone()], |operands| operands.map(lines));
-        let k2 = a2.tensor.shape()[if a_transposed { 0 } else { 1 }];
-        let plan = Plan {
-            a_transposed,
-            b_transposed,
-            epilogue,
-            beside: second,
-            grouped: grouping.is_some(),
-            gathered: grouping.as_ref().is_some_and(|grouping| grouping.gather.is_some()),
-            aligned: [&a, &b, &a2, &b2].iter().all(|lines| lines.distance.is_multiple_of(COPIED)),
-            unit,
-        };
-        let distances = [&a, &b, &a2, &b2].map(|lines| lines.distance);
-        let [a, b, a2, b2] = [a, b, a2, b2].map(|lines| lines.tensor);
-        let b_matrix = distances[1] * b.shape()[b.shape().num_dims() - 2];
-        let (offsets, sources, groups, divisor, tiles) = match &grouping {
-            None => (upload(&a, &[]), upload(&a, &[]), 0, 1, m.div_ceil(plan.side())),
-            Some(Grouping { groups, gather }) => {
-                let (sources, divisor) =
-                    gather.map_or_else(|| (upload(&a, &[]), 1), |(sources, divisor)| (sources.clone(), divisor));
-                let count = groups.offsets.shape().num_elements() - 1;
-                // Every group may end with a tile that is not full.
-                let tiles = groups.rows.div_ceil(plan.side()) + count.min(groups.rows);
-                (groups.offsets.clone(), sources, count, divisor, tiles)
-            }
-        };
-        let tile_cols = if epilogue == Epilogue::Geglu { n.div_ceil(8) * 16 } else { n }.div_ceil(plan.side());
-        let part = match a_transposed {
-            _ if plan.beside || plan.grouped => k,
-            true => PART_OF_ROWS.min(k),
-            false => PART.min(k),
-        };
-        let parts = k.div_ceil(part);
-        let made = if parts == 1 { c.clone() } else { empty(c, [parts, m, n], DType::F32) };
-        // SAFETY: the kernel reads and writes inside the bounds that it is given, which are those of the buffers.
-        unsafe {
-            mma_product::launch_unchecked(
-                &a.client.clone(),
-                CubeCount::Static(tile_cols as u32, tiles as u32, parts as u32),
-                CubeDim::new_1d(UNITS as u32),
-                if n.is_multiple_of(2) { 2 } else { 1 },
-                a.into_buffer_arg(),
-                b.into_buffer_arg(),
-                a2.into_buffer_arg(),
-                b2.into_buffer_arg(),
-                made.clone().into_buffer_arg(),
-                offsets.into_buffer_arg(),
-                sources.into_buffer_arg(),
-                m,
-                n,
-                k,
-                k2,
-                distances[0],
-                distances[1],
-                distances[2],
-                distances[3],
-                b_matrix,
-                part,
-                groups,
-                divisor,
-                factor,
-                plan,
-                [operands, made.dtype].map(dtype_to_storage_type),
-            );
-        }
-        if parts > 1 {
-            let (made, c) = (made.into_buffer_arg(), c.clone());
-            sum_parts::launch(&c.client.clone(), cover(m * n), units(), made, c.into_buffer_arg(), parts);
-        }
+/// Writes `product` to `c [m, n]`, with operands rounded to `operands`, of 16 bits.
+pub(super) fn write(product: Product, epilogue: Epilogue, operands: DType, unit: Unit, c: &CubeTensor) {
+    let Product { a: (a, a_transposed), b: (b, b_transposed), shape: [m, n, k], beside, grouping, factor } = product;
+    let lines = |operand| Lines::new(cast(operand, operands));
+    let [a, b] = [a, b].map(lines);
+    let (second, k2) = (beside.is_some(), Product::depth(&beside, a_transposed));
+    // What is absent is not read: something else stands in.
+    let [a2, b2] = beside.map_or_else(|| [a.clone(), b.clone()], |operands| operands.map(lines));
+    let plan = Plan {
+        a_transposed,
+        b_transposed,
+        epilogue,
+        beside: second,
+        grouped: grouping.is_some(),
+        gathered: grouping.as_ref().is_some_and(|grouping| grouping.gather.is_some()),
+        aligned: [&a, &b, &a2, &b2].iter().all(|lines| lines.distance.is_multiple_of(COPIED)),
+        unit,
+    };
+    let distances = [&a, &b, &a2, &b2].map(|lines| lines.distance);
+    let [a, b, a2, b2] = [a, b, a2, b2].map(|lines| lines.tensor);
+    let b_matrix = distances[1] * b.shape()[b.shape().num_dims() - 2];
+    let Rows { offsets, sources, groups, divisor, tiles } = Rows::new(grouping, m, plan.side(), c);
+    let tile_cols = if epilogue == Epilogue::Geglu { n.div_ceil(8) * 16 } else { n }.div_ceil(plan.side());
+    let part = match a_transposed {
+        _ if plan.beside || plan.grouped => k,
+        true => PART_OF_ROWS.min(k),
+        false => PART.min(k),
+    };
+    let parts = k.div_ceil(part);
+    let made = if parts == 1 { c.clone() } else { empty(c, [parts, m, n], DType::F32) };
+    // SAFETY: the kernel reads and writes inside the bounds that it is given, which are those of the buffers.
+    unsafe {
+        mma_product::launch_unchecked(
+            &c.client.clone(),
+            CubeCount::Static(tile_cols as u32, tiles as u32, parts as u32),
+            CubeDim::new_1d(UNITS as u32),
+            if n.is_multiple_of(2) { 2 } else { 1 },
+            a.into_buffer_arg(),
+            b.into_buffer_arg(),
+            a2.into_buffer_arg(),
+            b2.into_buffer_arg(),
+            made.clone().into_buffer_arg(),
+            offsets.into_buffer_arg(),
+            sources.into_buffer_arg(),
+            m,
+            n,
+            k,
+            k2,
+            distances[0],
+            distances[1],
+            distances[2],
+            distances[3],
+            b_matrix,
+            part,
+            groups,
+            divisor,
+            factor,
+            plan,
+            [operands, made.dtype].map(dtype_to_storage_type),
+        );
+    }
+    if parts > 1 {
+        let (made, dtype) = (made.into_buffer_arg(), dtype_to_storage_type(c.dtype));
+        sum_parts::launch(&c.client, cover(m * n), units(), made, c.clone().into_buffer_arg(), parts, dtype);
     }
 }

@@ -1,10 +1,25 @@
-//! The products on matrix instructions: on a card by them, on whatever device wgpu finds emulated, and the same kernel.
+//! The products by both kernels. That on matrix instructions is on a card by them, on whatever device wgpu finds emulated, and the same
+//! kernel.
 
 use super::PART_OF_ROWS;
-use super::cube::Groups;
-use super::mma::{Epilogue, Grouping, Product};
-use crate::testing::cube::{OPERANDS, apart, column, floats, read};
-use crate::testing::{close, halves};
+use super::cube::{Grouping, Groups, Product};
+use crate::resolve::cube::Math;
+use crate::testing::cube::{ON_MATRIX_UNITS, apart, column, read, rounded};
+use crate::testing::{activations, close, halves};
+use burn::tensor::DType;
+
+/// Compares products of left matrices, and with results, of every dtype that operations pass to each other with the reference. On matrix
+/// instructions that is f32 alone but with `in_all`: of 16 bits the tests of the linear layer are, and the emulation takes long to compile.
+#[track_caller]
+fn assert_all<'a>(expected: &[f64], shape: [usize; 2], in_all: bool, product: impl Fn(DType) -> Product<'a>) {
+    let on_matrix_units = activations(1e-6).into_iter().filter(|(dtype, _)| in_all || *dtype == DType::F32);
+    let without = activations(1e-6).into_iter().map(|given| (given, Math::F32));
+    for ((dtype, tolerance), math) in without.chain(on_matrix_units.map(|given| (given, ON_MATRIX_UNITS))) {
+        let out = rounded(&vec![f32::NAN; expected.len()], &shape, dtype);
+        product(dtype).write(math, &out);
+        close(&read(out), expected, tolerance);
+    }
+}
 
 /// Element (row, col) of a matrix `[rows, cols]`, stored as its transpose or not.
 fn at(values: &[f32], [rows, cols]: [usize; 2], transposed: bool, row: usize, col: usize) -> f64 {
@@ -19,31 +34,24 @@ fn stored([rows, cols]: [usize; 2], transposed: bool) -> [usize; 2] {
 /// further apart than they are long.
 #[track_caller]
 fn assert_product([m, n, k, k2]: [usize; 4], a_transposed: bool, b_transposed: bool, further: usize) {
-    let operands = |k: usize, seed, further| {
-        let (a, b) = (halves(m * k, seed), halves(k * n, seed + 1));
-        let right = stored([k, n], b_transposed);
-        let tensors = [floats(&a, &stored([m, k], a_transposed)), apart(&b, &right, right[1] + further)];
-        let product: Vec<f64> = (0..m * n)
-            .map(|i| {
-                let (row, col) = (i / n, i % n);
-                let term = |d| at(&a, [m, k], a_transposed, row, d) * at(&b, [k, n], b_transposed, d, col);
-                (0..k).map(term).sum()
-            })
-            .collect();
-        (tensors, product)
+    let operands = |k: usize, seed| (halves(m * k, seed), halves(k * n, seed + 1));
+    let (first, second) = (operands(k, 1), operands(k2, 3));
+    let sum = |(a, b): &(Vec<f32>, Vec<f32>), k: usize, row, col| {
+        let term = |d| at(a, [m, k], a_transposed, row, d) * at(b, [k, n], b_transposed, d, col);
+        (0..k).map(term).sum::<f64>()
     };
-    let ([a, b], mut expected) = operands(k, 1, further);
-    let beside = (k2 > 0).then(|| {
-        let (beside, product) = operands(k2, 3, 0);
-        expected.iter_mut().zip(product).for_each(|(sum, product)| *sum += product);
-        beside
+    let expected: Vec<f64> =
+        (0..m * n).map(|i| 0.5 * (sum(&first, k, i / n, i % n) + sum(&second, k2, i / n, i % n))).collect();
+    let tensors = |(a, b): &(Vec<f32>, Vec<f32>), k: usize, further, dtype| {
+        let right = stored([k, n], b_transposed);
+        [rounded(a, &stored([m, k], a_transposed), dtype), apart(b, &right, right[1] + further)]
+    };
+    assert_all(&expected, [m, n], k > PART_OF_ROWS, |dtype| {
+        let [a, b] = tensors(&first, k, further, dtype);
+        let beside = (k2 > 0).then(|| tensors(&second, k2, 0, dtype));
+        let (a, b, shape) = ((a, a_transposed), (b, b_transposed), [m, n, k]);
+        Product { a, b, shape, beside, grouping: None, factor: 0.5 }
     });
-    let (a, b, shape) = ((a, a_transposed), (b, b_transposed), [m, n, k]);
-    let out = floats(&vec![f32::NAN; m * n], &[m, n]);
-    let (grouping, factor, epilogue) = (None, 0.5, Epilogue::Write);
-    Product { a, b, shape, beside, grouping, factor, epilogue, operands: OPERANDS.0, unit: OPERANDS.1 }.write(&out);
-    expected.iter_mut().for_each(|sum| *sum *= 0.5);
-    close(&read(out), &expected, 1e-6);
 }
 
 #[test]
@@ -81,26 +89,8 @@ fn grouped_rows_meet_the_matrix_of_their_group_wherever_they_come_from() {
     for (b_transposed, gathered, further) in [(true, true, 0), (false, false, 8)] {
         let offsets_on = column(&offsets);
         let sources_on = column(&sources);
-        let groups = Groups { offsets: &offsets_on, rows };
         let gather = gathered.then_some((&sources_on, divisor));
         let [lines, cols] = stored([k, n], b_transposed);
-        let right = apart(&b, &[4, lines, cols], cols + further);
-        let out = floats(&vec![0.0; rows * n], &[rows, n]);
-        let grouping = Some(Grouping { groups, gather });
-        let (left, right) = ((floats(&a, &[rows, k]), false), (right, b_transposed));
-        let (shape, beside, epilogue) = ([rows, n, k], None, Epilogue::Write);
-        Product {
-            a: left,
-            b: right,
-            shape,
-            beside,
-            grouping,
-            factor: 1.0,
-            epilogue,
-            operands: OPERANDS.0,
-            unit: OPERANDS.1,
-        }
-        .write(&out);
         let expected: Vec<f64> = (0..rows * n)
             .map(|i| {
                 let (row, col) = (i / n, i % n);
@@ -110,6 +100,11 @@ fn grouped_rows_meet_the_matrix_of_their_group_wherever_they_come_from() {
                 (0..k).map(|d| f64::from(a[source * k + d]) * at(matrix, [k, n], b_transposed, d, col)).sum()
             })
             .collect();
-        close(&read(out), &expected, 1e-6);
+        assert_all(&expected, [rows, n], false, |dtype| {
+            let grouping = Some(Grouping { groups: Groups { offsets: &offsets_on, rows }, gather });
+            let right = apart(&b, &[4, lines, cols], cols + further);
+            let (a, b) = ((rounded(&a, &[rows, k], dtype), false), (right, b_transposed));
+            Product { a, b, shape: [rows, n, k], beside: None, grouping, factor: 1.0 }
+        });
     }
 }
