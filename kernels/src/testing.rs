@@ -15,13 +15,14 @@ pub(crate) fn device() -> Device {
 /// What operations are tested in on that device, each with how near its results come to a reference: `f32_tolerance` in f32, in 16 bits
 /// about one rounding of the largest.
 pub(crate) fn activations(f32_tolerance: f64) -> Vec<(DType, f64)> {
-    let mut dtypes = vec![(DType::F32, f32_tolerance)];
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    dtypes.push(match cube::OPERANDS.0 {
+    let halves = Some(match cube::OPERANDS.0 {
         DType::F16 => (DType::F16, 1e-3),
         dtype => (dtype, 8e-3),
     });
-    dtypes
+    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+    let halves = None;
+    [(DType::F32, f32_tolerance)].into_iter().chain(halves).collect()
 }
 
 /// `len` values in [-1, 1) from a linear congruential generator started at `seed`.
@@ -97,7 +98,6 @@ pub(crate) mod cube {
         tensor
     }
 
-    #[cfg(feature = "wgpu")]
     pub(crate) fn choices(values: &[i32], shape: &[usize]) -> CubeTensor {
         upload(i32::as_bytes(values), shape, DType::I32)
     }

@@ -181,7 +181,7 @@ impl<B: MoeOps> Backward<B, 2> for ExpertsBackward {
         let ExpertsState { x, weights, experts, gate_up, down } = ops.state;
         // gate and up are computed again
         let span = trace::kernel("moe_experts, backward", || {
-            work(5, 3, experts.shape().dims(), down.shape().dims(), down.dtype())
+            work(5, 3, experts.shape().dims(), down.shape().dims(), [x.dtype(), down.dtype()])
         });
         let (d_x, d_weights) = B::moe_experts_backward(x, weights, experts, gate_up, down, d_out);
         drop(span);

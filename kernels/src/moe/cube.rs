@@ -1,10 +1,11 @@
-//! Router and experts on cubecl.
+//! Experts on cubecl.
 //!
 //! Every choice of a token is a place `token * top_k + j`. Places are sorted by expert on the device, stably, so a row of
-//! the grouped products is a place, and the host never learns how many rows an expert has.
+//! the grouped products is a place, and the host never learns how many rows an expert has. Tokens go through in chunks: what lives between
+//! two products is there for a chunk's places alone.
 
-use super::MoeOps;
-use crate::cube::{UNITS, cover, empty, line, packed, sum_units, units};
+use super::{CHUNK_TOKENS, MoeOps, router};
+use crate::cube::{UNITS, activations, cover, empty, line, packed, sum_units, units};
 use crate::glu::cube::{gelu, gelu_derivative};
 use crate::matmul::cube::{Groups, grouped_geglu, grouped_product};
 use crate::resolve::cube::Math;
@@ -15,123 +16,17 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use std::ops::Range;
 
-/// The largest logit of a row and the sum of e^(logit - largest).
-#[cube]
-fn softmax_of(logits: &[f32], start: usize, experts: usize) -> (f32, f32) {
-    let mut largest = logits[start];
-    for e in 1..experts {
-        largest = f32::max(largest, logits[start + e]);
-    }
-    let mut total = 0.0f32;
-    for e in 0..experts {
-        total += f32::exp(logits[start + e] - largest);
-    }
-    (largest, total)
-}
-
-/// One unit a token: there are `experts * top_k` comparisons, less than the projection before them by far.
-#[cube(launch)]
-fn route(
-    logits: &[f32],
-    scale: &[f32],
-    weights: &mut [f32],
-    chosen: &mut [i32],
-    tokens: usize,
-    experts: usize,
-    top_k: usize,
-) {
-    let token = ABSOLUTE_POS;
-    if token < tokens {
-        let start = token * experts;
-        let (largest, total) = softmax_of(logits, start, experts);
-        let mut sum = 0.0f32;
-        let mut last = f32::new(3.4e38);
-        let mut last_expert = 0usize;
-        for j in 0..top_k {
-            // The next in the order of falling logits; of equal ones the lower index is first.
-            let mut best = f32::new(-3.4e38);
-            let mut best_expert = experts;
-            for e in 0..experts {
-                let z = logits[start + e];
-                let after_last = j == 0 || z < last || (z == last && e > last_expert);
-                if after_last && (z > best || best_expert == experts) {
-                    best = z;
-                    best_expert = e;
-                }
-            }
-            // Logits that are no numbers are after nothing: the token then names expert 0, and its weights are no numbers.
-            if best_expert == experts {
-                best_expert = 0usize;
-                best = logits[start];
-            }
-            let p = f32::exp(best - largest) / total;
-            sum += p;
-            chosen[token * top_k + j] = best_expert as i32;
-            weights[token * top_k + j] = p;
-            last = best;
-            last_expert = best_expert;
-        }
-        for j in 0..top_k {
-            let place = token * top_k + j;
-            weights[place] = weights[place] / sum * scale[chosen[place] as usize];
-        }
-    }
-}
-
-/// The expert that a token chose, and its probability among all.
-#[cube]
-fn choice(logits: &[f32], chosen: &[i32], start: usize, place: usize, largest: f32, total: f32) -> (usize, f32) {
-    let expert = chosen[place] as usize;
-    (expert, f32::exp(logits[start + expert] - largest) / total)
-}
-
-#[cube(launch)]
-fn route_backward(
-    logits: &[f32],
-    scale: &[f32],
-    chosen: &[i32],
-    d_weights: &[f32],
-    d_logits: &mut [f32],
-    tokens: usize,
-    experts: usize,
-    top_k: usize,
-) {
-    let token = ABSOLUTE_POS;
-    if token < tokens {
-        let start = token * experts;
-        let (largest, total) = softmax_of(logits, start, experts);
-        let mut sum = 0.0f32;
-        let mut through_sum = 0.0f32;
-        for j in 0..top_k {
-            let (e, p) = choice(logits, chosen, start, token * top_k + j, largest, total);
-            sum += p;
-            through_sum += d_weights[token * top_k + j] * scale[e] * p;
-        }
-        through_sum /= sum * sum;
-        let mut mean = 0.0f32;
-        for j in 0..top_k {
-            let (e, p) = choice(logits, chosen, start, token * top_k + j, largest, total);
-            mean += p * (d_weights[token * top_k + j] * scale[e] / sum - through_sum);
-        }
-        for e in 0..experts {
-            d_logits[start + e] = (0.0f32 - mean) * f32::exp(logits[start + e] - largest) / total;
-        }
-        for j in 0..top_k {
-            let (e, p) = choice(logits, chosen, start, token * top_k + j, largest, total);
-            d_logits[start + e] += p * (d_weights[token * top_k + j] * scale[e] / sum - through_sum);
-        }
-    }
-}
-
-/// A stable counting sort, one cube an expert. Each unit counts in its own run of places those of lower experts and those
-/// of its own; the first sum is where the expert begins, the running sum over units where each unit's places go.
+/// A stable counting sort of `places` places from `first`, one cube an expert. Each unit counts in its own run of places those of lower
+/// experts and those of its own; the first sum is where the expert begins, the running sum over units where each unit's places go.
 #[cube(launch)]
 fn sort_places(
     chosen: &[i32],
     offsets: &mut [u32],
     order: &mut [u32],
     rows: &mut [u32],
+    first: usize,
     places: usize,
     experts: usize,
 ) {
@@ -140,8 +35,8 @@ fn sort_places(
     let expert = CUBE_POS;
     let unit = UNIT_POS as usize;
     let run = places.div_ceil(UNITS);
-    let start = usize::min(unit * run, places);
-    let end = usize::min(start + run, places);
+    let start = first + usize::min(unit * run, places);
+    let end = usize::min(start + run, first + places);
     let mut count_own = 0u32;
     let mut count_lower = 0u32;
     for place in start..end {
@@ -177,7 +72,7 @@ fn sort_places(
         for place in start..end {
             if chosen[place] as usize == expert {
                 order[next as usize] = place as u32;
-                rows[place] = next;
+                rows[place - first] = next;
                 next += 1u32;
             }
         }
@@ -186,23 +81,23 @@ fn sort_places(
 
 /// activation = gelu(gate) * up from rows `[gate, up]`.
 #[cube(launch)]
-fn activate(gate_up: &[f32], activation: &mut [f32], intermediate: usize) {
+fn activate<E: Float>(gate_up: &[E], activation: &mut [E], intermediate: usize, #[define(E)] _kept: ElemType) {
     let i = ABSOLUTE_POS;
     if i < activation.len() {
         let gate = i / intermediate * intermediate * 2 + i % intermediate;
-        activation[i] = gelu(gate_up[gate]) * gate_up[gate + intermediate];
+        let up = f32::cast_from(gate_up[gate + intermediate]);
+        activation[i] = E::cast_from(gelu(f32::cast_from(gate_up[gate])) * up);
     }
 }
 
-/// From rows `[gate, up]` and the gradient of their activation before the router's weight: the gradient of `[gate, up]`, and that
-/// of the weight, the activation times its gradient. One cube a row.
+/// From rows `[gate, up]` and the gradient of their activation before the router's weight: the gradient of `[gate, up]` in their place,
+/// and that of the weight, the activation times its gradient. One cube a row.
 #[cube(launch)]
 fn activate_backward<E: Float>(
-    gate_up: &[E],
+    gate_up: &mut [E],
     d_activation: &[E],
     weights: &[f32],
     order: &[u32],
-    d_gate_up: &mut [E],
     d_weights: &mut [f32],
     places: usize,
     intermediate: usize,
@@ -222,8 +117,8 @@ fn activate_backward<E: Float>(
         dot += gelu(gate) * up * d;
         if wanted {
             let d = weights[place] * d;
-            d_gate_up[at] = E::cast_from(d * up * gelu_derivative(gate));
-            d_gate_up[at + intermediate] = E::cast_from(d * gelu(gate));
+            gate_up[at] = E::cast_from(d * up * gelu_derivative(gate));
+            gate_up[at + intermediate] = E::cast_from(d * gelu(gate));
         }
         i += UNITS;
     }
@@ -233,20 +128,23 @@ fn activate_backward<E: Float>(
     }
 }
 
-/// Each token's sum over its rows, weighted or not, in the order of the experts' indices: that of the sorted rows.
+/// The sum of `tokens` tokens from `first_token` over their rows, weighted or not, in the order of the experts' indices: that of the sorted
+/// rows.
 #[cube(launch)]
-fn combine<E: Float>(
+fn combine<E: Float, T: Float>(
     sorted: &[E],
     rows: &[u32],
     weights: &[f32],
-    out: &mut [f32],
+    out: &mut [T],
+    first_token: usize,
+    tokens: usize,
     hidden: usize,
     top_k: usize,
     #[comptime] weighted: bool,
-    #[define(E)] _kept: ElemType,
+    #[define(E, T)] _dtypes: [ElemType; 2],
 ) {
     let i = ABSOLUTE_POS;
-    if i < out.len() {
+    if i < tokens * hidden {
         let first = i / hidden * top_k;
         let mut sum = 0.0f32;
         let mut next = 0u32;
@@ -263,178 +161,200 @@ fn combine<E: Float>(
             }
             let mut value = f32::cast_from(sorted[best as usize * hidden + i % hidden]);
             if comptime!(weighted) {
-                value *= weights[place];
+                value *= weights[first_token * top_k + place];
             }
             sum += value;
             next = best + 1u32;
         }
-        out[i] = sum;
+        out[first_token * hidden + i] = T::cast_from(sum);
     }
 }
 
-/// A token's choices in the order of the experts.
+/// The choices of some tokens in the order of the experts.
 struct Sorted {
     /// `[experts + 1]`
     offsets: CubeTensor,
-    /// `[places]`: the place of each row.
+    /// `[places]`: the place of each row, among those of all tokens.
     order: CubeTensor,
-    /// `[places]`: the row of each place.
+    /// `[places]`: the row of each place, from the first of these tokens.
     rows: CubeTensor,
-    places: usize,
+    tokens: Range<usize>,
     top_k: usize,
 }
 
 impl Sorted {
-    fn new(chosen: CubeTensor, experts: usize) -> Self {
-        assert_eq!(chosen.dtype, DType::I32, "experts: the cubecl kernel takes choices in i32, not {:?}", chosen.dtype);
-        let chosen = into_contiguous(chosen);
-        let [n, top_k] = chosen.shape().dims();
-        let places = n * top_k;
-        let column = |len: usize| empty(&chosen, [len], DType::U32);
-        let sorted = Self { offsets: column(experts + 1), order: column(places), rows: column(places), places, top_k };
+    /// Those of `tokens` among `chosen [., k]`, of so many experts.
+    fn new(chosen: &CubeTensor, tokens: Range<usize>, experts: usize) -> Self {
+        let [_, top_k] = chosen.shape().dims();
+        let (first, places) = (tokens.start * top_k, tokens.len() * top_k);
+        let column = |len: usize| empty(chosen, [len], DType::U32);
+        let sorted = Self { offsets: column(experts + 1), order: column(places), rows: column(places), tokens, top_k };
         sort_places::launch(
-            &chosen.client.clone(),
+            &chosen.client,
             line(experts),
             units(),
-            chosen.into_buffer_arg(),
+            chosen.clone().into_buffer_arg(),
             sorted.offsets.clone().into_buffer_arg(),
             sorted.order.clone().into_buffer_arg(),
             sorted.rows.clone().into_buffer_arg(),
+            first,
             places,
             experts,
         );
         sorted
     }
 
-    /// Rows of tokens `[n, k]` to rows of places, each times its expert's matrix.
-    fn expand(&self, tokens: CubeTensor, matrices: CubeTensor, transposed: bool, math: Math) -> CubeTensor {
-        grouped_product(tokens, (matrices, transposed), self.groups(), Some(self.tokens()), math)
-    }
-
-    /// Rows of places, each times its expert's matrix.
-    fn multiply(&self, rows: CubeTensor, matrices: CubeTensor, transposed: bool, math: Math) -> CubeTensor {
-        grouped_product(rows, (matrices, transposed), self.groups(), None, math)
-    }
-
-    /// Where a row's token is.
-    fn tokens(&self) -> (&CubeTensor, usize) {
-        (&self.order, self.top_k)
+    fn places(&self) -> usize {
+        self.tokens.len() * self.top_k
     }
 
     fn groups(&self) -> Groups<'_> {
-        Groups { offsets: &self.offsets, rows: self.places }
+        Groups { offsets: &self.offsets, rows: self.places() }
     }
 
-    /// gelu(gate) * up of rows of tokens, a row for each place.
-    fn activation(&self, tokens: CubeTensor, gate_up: CubeTensor, math: Math) -> CubeTensor {
+    /// Where a row's token is.
+    fn sources(&self) -> (&CubeTensor, usize) {
+        (&self.order, self.top_k)
+    }
+
+    /// Rows of all tokens to rows of places, each times its expert's matrix.
+    fn expand(&self, tokens: &CubeTensor, matrices: &CubeTensor, transposed: bool, math: Math) -> CubeTensor {
+        let gather = Some(self.sources());
+        grouped_product(tokens.clone(), (matrices.clone(), transposed), self.groups(), gather, math)
+    }
+
+    /// Rows of places, each times its expert's matrix.
+    fn multiply(&self, rows: CubeTensor, matrices: &CubeTensor, transposed: bool, math: Math) -> CubeTensor {
+        grouped_product(rows, (matrices.clone(), transposed), self.groups(), None, math)
+    }
+
+    /// gelu(gate) * up, a row for each place.
+    fn activation(&self, tokens: &CubeTensor, gate_up: &CubeTensor, math: Math) -> CubeTensor {
         if let Math::Half { operands, unit } = math {
-            return grouped_geglu(tokens, gate_up, self.groups(), self.tokens(), operands, unit);
+            return grouped_geglu(tokens.clone(), gate_up.clone(), self.groups(), self.sources(), operands, unit);
         }
         let made = self.expand(tokens, gate_up, true, math);
-        let [_, both] = made.shape().dims();
-        let activation = empty(&made, [self.places, both / 2], DType::F32);
+        let [places, both] = made.shape().dims();
+        let activation = empty(&made, [places, both / 2], made.dtype);
+        let kept = dtype_to_storage_type(made.dtype);
         activate::launch(
-            &made.client.clone(),
-            cover(self.places * both / 2),
+            &activation.client,
+            cover(places * both / 2),
             units(),
             made.into_buffer_arg(),
             activation.clone().into_buffer_arg(),
             both / 2,
+            kept,
         );
         activation
     }
 
-    /// `[n, hidden]` from rows of places, with the places' weights where there are some.
-    fn combine(&self, rows: CubeTensor, weights: Option<CubeTensor>) -> CubeTensor {
+    /// Writes the sums of these tokens to `out [., hidden]` from rows of places, with the places' weights where there are some.
+    fn combine(&self, rows: CubeTensor, weights: Option<&CubeTensor>, out: &CubeTensor) {
         let [_, hidden] = rows.shape().dims();
-        let n = self.places / self.top_k;
-        let out = empty(&rows, [n, hidden], DType::F32);
-        let weighted = weights.is_some();
-        let kept = dtype_to_storage_type(rows.dtype);
+        let dtypes = [rows.dtype, out.dtype].map(dtype_to_storage_type);
+        // What is absent is not read: something else stands in.
+        let (weighted, weights) = (weights.is_some(), weights.unwrap_or(&self.rows).clone());
         combine::launch(
-            &rows.client.clone(),
-            cover(n * hidden),
+            &out.client,
+            cover(self.tokens.len() * hidden),
             units(),
-            rows.clone().into_buffer_arg(),
+            rows.into_buffer_arg(),
             self.rows.clone().into_buffer_arg(),
-            weights.unwrap_or(rows).into_buffer_arg(),
+            weights.into_buffer_arg(),
             out.clone().into_buffer_arg(),
+            self.tokens.start,
+            self.tokens.len(),
             hidden,
             self.top_k,
             weighted,
-            kept,
+            dtypes,
         );
-        out
     }
 }
 
-/// The weighted outputs of each token's experts, `[n, hidden]`.
-pub(super) fn forward(
+/// What every pass takes, as kernels read it.
+pub(super) struct Call {
+    /// `[n, hidden]`, rounded where products round it.
     x: CubeTensor,
     weights: CubeTensor,
-    experts: CubeTensor,
+    chosen: CubeTensor,
     gate_up: CubeTensor,
     down: CubeTensor,
     math: Math,
-) -> CubeTensor {
-    let [x, weights] = [x, weights].map(|tensor| packed("experts", tensor));
-    let sorted = Sorted::new(experts, down.shape()[0]);
-    let activation = sorted.activation(x, gate_up, math);
-    sorted.combine(sorted.multiply(activation, down, true, math), Some(weights))
+    /// Of the results that are like `x`.
+    dtype: DType,
+    /// Tokens that go through at a time.
+    pub(super) chunk_tokens: usize,
 }
 
-/// The gradients of `x` and of the weights.
-pub(super) fn backward(
-    x: CubeTensor,
-    weights: CubeTensor,
-    experts: CubeTensor,
-    gate_up: CubeTensor,
-    down: CubeTensor,
-    d_out: CubeTensor,
-    math: Math,
-) -> (CubeTensor, CubeTensor) {
-    let [x, weights, d_out] = [x, weights, d_out].map(|tensor| packed("experts", tensor));
-    let sorted = Sorted::new(experts, down.shape()[0]);
-    let [_, _, intermediate] = down.shape().dims();
-    let made = sorted.expand(x, gate_up.clone(), true, math);
-    let d_activation = sorted.expand(d_out, down, false, math);
-    let (d_made, d_weights) = (empty(&made, made.shape(), made.dtype), empty(&weights, weights.shape(), DType::F32));
-    let kept = dtype_to_storage_type(made.dtype);
-    activate_backward::launch(
-        &made.client.clone(),
-        line(sorted.places),
-        units(),
-        made.into_buffer_arg(),
-        d_activation.into_buffer_arg(),
-        weights.into_buffer_arg(),
-        sorted.order.clone().into_buffer_arg(),
-        d_made.clone().into_buffer_arg(),
-        d_weights.clone().into_buffer_arg(),
-        sorted.places,
-        intermediate,
-        kept,
-    );
-    (sorted.combine(sorted.multiply(d_made, gate_up, false, math), None), d_weights)
+impl Call {
+    /// Of tokens `x`, their choices `chosen` with `weights`, and the experts' matrices.
+    pub(super) fn new(
+        x: CubeTensor,
+        [weights, chosen]: [CubeTensor; 2],
+        [gate_up, down]: [CubeTensor; 2],
+        math: Math,
+    ) -> Self {
+        assert_eq!(chosen.dtype, DType::I32, "experts: the cubecl kernel takes choices in i32, not {:?}", chosen.dtype);
+        let (x, weights, chosen) = (activations("experts", x), packed("experts", weights), into_contiguous(chosen));
+        let dtype = x.dtype;
+        let x = math.operand(x);
+        Self { x, weights, chosen, gate_up, down, math, dtype, chunk_tokens: CHUNK_TOKENS }
+    }
+
+    /// A result like `x`, and the tokens of each of its chunks with their choices.
+    fn by_chunks(&self) -> (CubeTensor, impl Iterator<Item = Sorted>) {
+        let ([tokens, hidden], experts) = (self.x.shape().dims(), self.down.shape()[0]);
+        let sorted = (0..tokens)
+            .step_by(self.chunk_tokens)
+            .map(move |first| Sorted::new(&self.chosen, first..tokens.min(first + self.chunk_tokens), experts));
+        (empty(&self.x, [tokens, hidden], self.dtype), sorted)
+    }
+
+    /// The weighted outputs of each token's experts, `[n, hidden]`.
+    pub(super) fn forward(self) -> CubeTensor {
+        let (out, chunks) = self.by_chunks();
+        for sorted in chunks {
+            let activation = sorted.activation(&self.x, &self.gate_up, self.math);
+            let rows = sorted.multiply(activation, &self.down, true, self.math);
+            sorted.combine(rows, Some(&self.weights), &out);
+        }
+        out
+    }
+
+    /// The gradients of `x` and of the weights.
+    pub(super) fn backward(self, d_out: CubeTensor) -> (CubeTensor, CubeTensor) {
+        let d_out = self.math.operand(activations("experts", d_out));
+        let d_weights = empty(&self.weights, self.weights.shape(), DType::F32);
+        let [_, _, intermediate] = self.down.shape().dims();
+        let (d_x, chunks) = self.by_chunks();
+        for sorted in chunks {
+            let gate_up = sorted.expand(&self.x, &self.gate_up, true, self.math);
+            let d_activation = sorted.expand(&d_out, &self.down, false, self.math);
+            let kept = dtype_to_storage_type(gate_up.dtype);
+            activate_backward::launch(
+                &gate_up.client,
+                line(sorted.places()),
+                units(),
+                gate_up.clone().into_buffer_arg(),
+                d_activation.into_buffer_arg(),
+                self.weights.clone().into_buffer_arg(),
+                sorted.order.clone().into_buffer_arg(),
+                d_weights.clone().into_buffer_arg(),
+                sorted.places(),
+                intermediate,
+                kept,
+            );
+            sorted.combine(sorted.multiply(gate_up, &self.gate_up, false, self.math), None, &d_x);
+        }
+        (d_x, d_weights)
+    }
 }
 
 impl MoeOps for CubeBackend {
     fn moe_route(logits: CubeTensor, per_expert_scale: CubeTensor, top_k: usize) -> (CubeTensor, CubeTensor) {
-        let [logits, scale] = [logits, per_expert_scale].map(|tensor| packed("route", tensor));
-        let [n, experts] = logits.shape().dims();
-        let (weights, chosen) = (empty(&logits, [n, top_k], DType::F32), empty(&logits, [n, top_k], DType::I32));
-        route::launch(
-            &logits.client.clone(),
-            cover(n),
-            units(),
-            logits.into_buffer_arg(),
-            scale.into_buffer_arg(),
-            weights.clone().into_buffer_arg(),
-            chosen.clone().into_buffer_arg(),
-            n,
-            experts,
-            top_k,
-        );
-        (weights, chosen)
+        router::choose(logits, per_expert_scale, top_k)
     }
 
     fn moe_route_backward(
@@ -443,24 +363,7 @@ impl MoeOps for CubeBackend {
         experts: CubeTensor,
         d_weights: CubeTensor,
     ) -> CubeTensor {
-        let [logits, scale, d_weights] = [logits, per_expert_scale, d_weights].map(|tensor| packed("route", tensor));
-        let chosen = into_contiguous(experts);
-        let ([n, experts], [_, top_k]) = (logits.shape().dims(), chosen.shape().dims());
-        let d_logits = empty(&logits, [n, experts], DType::F32);
-        route_backward::launch(
-            &logits.client.clone(),
-            cover(n),
-            units(),
-            logits.into_buffer_arg(),
-            scale.into_buffer_arg(),
-            chosen.into_buffer_arg(),
-            d_weights.into_buffer_arg(),
-            d_logits.clone().into_buffer_arg(),
-            n,
-            experts,
-            top_k,
-        );
-        d_logits
+        router::choose_backward(logits, per_expert_scale, experts, d_weights)
     }
 
     fn moe_experts(
@@ -471,7 +374,7 @@ impl MoeOps for CubeBackend {
         down: CubeTensor,
     ) -> CubeTensor {
         let math = Math::with(&gate_up);
-        forward(x, weights, experts, gate_up, down, math)
+        Call::new(x, [weights, experts], [gate_up, down], math).forward()
     }
 
     fn moe_experts_known(
@@ -494,6 +397,6 @@ impl MoeOps for CubeBackend {
         d_out: CubeTensor,
     ) -> (CubeTensor, CubeTensor) {
         let math = Math::with(&gate_up);
-        backward(x, weights, experts, gate_up, down, d_out, math)
+        Call::new(x, [weights, experts], [gate_up, down], math).backward(d_out)
     }
 }

@@ -5,6 +5,8 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 mod cube;
 pub mod reference;
+#[cfg(feature = "cubecl")]
+mod router;
 
 pub use backend::MoeOps;
 
@@ -12,7 +14,6 @@ use crate::Runtime;
 use crate::trace::{self, Work};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
-use half::bf16;
 
 /// Sizes of a call of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,20 +30,27 @@ pub struct Shape {
     pub intermediate: usize,
 }
 
+/// Tokens that go through cubecl's experts at a time. Of the 26B-A4B an expert then has some 1,024 rows: one of 17 tiles is lost where groups
+/// end with one that is half full, and reading the matrices once more takes a quarter of the time of their products at a card's peak. With
+/// half as many tokens it would be one of nine, and half.
+const CHUNK_TOKENS: usize = 16_384;
+
 /// Most bytes that the gradient of the experts takes beside inputs and results, whatever the router chose.
 ///
-/// On the CPU the (token, slot) pairs of each task sorted by expert, and a tile of their rows. On cubecl a row for each pair: `[gate, up]`
-/// with its gradient and that of the activation, and later the first gradient with that of the input; in bf16 where
-/// products are on matrix instructions.
+/// On the CPU the (token, slot) pairs of each task sorted by expert, and a tile of their rows. On cubecl a row for each pair of a chunk of
+/// tokens: `[gate, up]`, whose gradient takes its place, with the gradient of the activation and later with that of the input. They are of
+/// the activations' dtype, in bf16 where products are on matrix instructions; the input and the gradient of the result are there
+/// too, rounded, where the activations are not bf16.
 pub fn workspace_bytes(runtime: Runtime, shape: &Shape) -> usize {
     let Shape { tokens, top_k, experts, hidden, intermediate } = *shape;
     match runtime {
         Runtime::Cpu { threads } => cpu::workspace_bytes(shape, threads),
-        Runtime::Cubecl { bf16: rounds, .. } => {
-            let places = tokens * top_k;
+        Runtime::Cubecl { bf16: on_matrix_units, activations } => {
+            let kept = if on_matrix_units { DType::BF16 } else { activations };
+            let rounded = if kept == activations { 0 } else { 2 * tokens * hidden * kept.size() };
+            let places = tokens.min(CHUNK_TOKENS) * top_k;
             let sorted = (2 * places + experts + 1) * size_of::<u32>();
-            let value_bytes = if rounds { size_of::<bf16>() } else { size_of::<f32>() };
-            sorted + places * (5 * intermediate).max(2 * intermediate + hidden) * value_bytes
+            rounded + sorted + places * (2 * intermediate + intermediate.max(hidden)) * kept.size()
         }
     }
 }
@@ -73,9 +81,9 @@ pub fn route(logits: Tensor<2>, per_expert_scale: Tensor<1>, top_k: usize) -> Ro
     Routing { weights: Tensor::from_dispatch(weights), experts: Tensor::from_dispatch(experts) }
 }
 
-/// The sum over each token's chosen experts e of weight * down\[e\] (gelu_tanh(gate) * up): `[n, h]`, f32.
+/// The sum over each token's chosen experts e of weight * down\[e\] (gelu_tanh(gate) * up): `[n, h]`, of the dtype of `x`.
 ///
-/// `x` is `[n, h]`, `gate_up` `[e, 2 i, h]` with the gate in the first i rows of each expert, `down` `[e, h, i]`.
+/// `x` is `[n, h]`, f32, or on cubecl any float, `gate_up` `[e, 2 i, h]` with the gate in the first i rows of each expert, `down` `[e, h, i]`.
 /// Gradients go to `x` and to `routing.weights`; the experts are frozen. Between forward and backward only `x` and the
 /// routing are kept. A token's outputs are added in the order of the experts' indices.
 ///
@@ -83,7 +91,8 @@ pub fn route(logits: Tensor<2>, per_expert_scale: Tensor<1>, top_k: usize) -> Ro
 /// If the shapes do not fit together or the routing names an expert that does not exist.
 pub fn experts(x: Tensor<2>, routing: &Routing, gate_up: Tensor<3>, down: Tensor<3>) -> Tensor<2> {
     check(&x, routing, &gate_up, &down);
-    let _span = trace::kernel("moe_experts", || work(3, 2, routing.experts.dims(), down.dims(), down.dtype()));
+    let _span =
+        trace::kernel("moe_experts", || work(3, 2, routing.experts.dims(), down.dims(), [x.dtype(), down.dtype()]));
     Tensor::from_dispatch(Dispatch::moe_experts(
         x.into_dispatch(),
         routing.weights.clone().into_dispatch(),
@@ -99,10 +108,10 @@ fn work(
     rows: usize,
     [n, top_k]: [usize; 2],
     [count, hidden, intermediate]: [usize; 3],
-    weights: DType,
+    [x, weights]: [DType; 2],
 ) -> Work {
     let flop = products * 2 * n * top_k * hidden * intermediate;
-    Work::f32(flop, rows * n * hidden).with_weight(count * 3 * hidden * intermediate, weights.size())
+    Work::of(flop, rows * n * hidden, x).with_weight(count * 3 * hidden * intermediate, weights.size())
 }
 
 /// [`experts`] whose output `out` `[n, h]` is known from an earlier pass over the same inputs: only its gradients are

@@ -1,6 +1,6 @@
 use super::*;
 use crate::matmul::Weights;
-use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
+use crate::testing::{activations, check_gradient, close, device, halves, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
 fn tensor<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -8,7 +8,7 @@ fn tensor<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) ->
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().unwrap()
+    tensor.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
 #[test]
@@ -79,12 +79,12 @@ struct Case {
 fn case([n, top_k, count, hidden, intermediate]: [usize; 5], choose: impl Fn(usize, usize) -> usize) -> Case {
     let places = || (0..n).flat_map(|token| (0..top_k).map(move |slot| (token, slot)));
     Case {
-        x: randoms(n * hidden, 1),
+        x: halves(n * hidden, 1),
         weights: randoms(n * top_k, 2),
         experts: places().map(|(token, slot)| choose(token, slot) as i32).collect(),
         gate_up: randoms(count * 2 * intermediate * hidden, 3),
         down: randoms(count * hidden * intermediate, 4),
-        d_out: randoms(n * hidden, 5),
+        d_out: halves(n * hidden, 5),
         n,
         top_k,
         count,
@@ -131,6 +131,13 @@ impl Case {
         };
         (bank, self.experts.iter().map(|&e| e as usize).collect())
     }
+
+    /// The result, and the gradients of x and of the weights.
+    fn expected(&self) -> (Vec<f64>, (Vec<f64>, Vec<f64>)) {
+        let ((bank, experts), x, weights) = (self.reference(), wide(&self.x), wide(&self.weights));
+        let out = bank.forward(&x, &weights, &experts, self.top_k);
+        (out, bank.backward(&x, &weights, &experts, self.top_k, &wide(&self.d_out)))
+    }
 }
 
 #[test]
@@ -150,14 +157,14 @@ fn experts_reference_gradients_match_finite_differences() {
 fn experts_and_their_gradients_through_autodiff_match_the_reference() {
     let plain = device();
     let device = plain.clone().autodiff();
-    for case in cases() {
-        let Case { n, top_k, count, hidden, intermediate, .. } = case;
-        let x = tensor(&case.x, [n, hidden], &device).require_grad();
+    for (case, (dtype, tolerance)) in
+        cases().iter().flat_map(|case| activations(1e-5).into_iter().map(move |to| (case, to)))
+    {
+        let Case { n, top_k, count, hidden, intermediate, .. } = *case;
+        let x = tensor(&case.x, [n, hidden], &device).cast(dtype).require_grad();
         let weights = tensor(&case.weights, [n, top_k], &device).require_grad();
-        let chosen = Tensor::<2, Int>::from_data(
-            TensorData::new(case.experts.clone(), [n, top_k]),
-            (&device, burn::tensor::DType::I32),
-        );
+        let chosen =
+            Tensor::<2, Int>::from_data(TensorData::new(case.experts.clone(), [n, top_k]), (&device, DType::I32));
         let routing = Routing { weights: weights.clone(), experts: chosen };
         let out = experts(
             x.clone(),
@@ -165,39 +172,48 @@ fn experts_and_their_gradients_through_autodiff_match_the_reference() {
             tensor(&case.gate_up, [count, 2 * intermediate, hidden], &plain),
             tensor(&case.down, [count, hidden, intermediate], &plain),
         );
-        let (bank, indices) = case.reference();
-        let (wide_x, wide_weights) = (wide(&case.x), wide(&case.weights));
-        close(&values(out.clone()), &bank.forward(&wide_x, &wide_weights, &indices, top_k), 1e-5);
-        let gradients = (out * tensor(&case.d_out, [n, hidden], &device)).sum().backward();
-        let (d_x, d_weights) = bank.backward(&wide_x, &wide_weights, &indices, top_k, &wide(&case.d_out));
-        close(&values(x.grad(&gradients).unwrap()), &d_x, 1e-5);
-        close(&values(weights.grad(&gradients).unwrap()), &d_weights, 1e-5);
+        let (expected, exact) = case.expected();
+        close(&values(out.clone()), &expected, tolerance);
+        let gradients = (out * tensor(&case.d_out, [n, hidden], &device).cast(dtype)).sum().backward();
+        let [d_x, d_weights] = [&x, &weights].map(|tensor| tensor.grad(&gradients).unwrap());
+        assert_eq!([d_x.dtype(), d_weights.dtype()], [dtype, DType::F32]);
+        close(&values(d_x), &exact.0, tolerance);
+        close(&values(d_weights), &exact.1, tolerance);
     }
 }
 
-/// The operation as CUDA devices run it, with the instructions emulated.
-#[cfg(feature = "wgpu")]
+/// The kernels themselves, those on matrix instructions as CUDA devices run them or emulated, with tokens in chunks that do not divide them.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 #[test]
-fn experts_on_matrix_instructions_match_the_reference() {
-    use crate::mma::Unit;
+fn experts_in_chunks_and_on_matrix_instructions_match_the_reference() {
     use crate::resolve::cube::Math;
-    use crate::testing::cube::{choices, floats, read};
-    let math = Math::Half { operands: burn::tensor::DType::F16, unit: Unit::Emulated };
-    for case in cases().into_iter().skip(3).take(2) {
-        let Case { n, top_k, count, hidden, intermediate, .. } = case;
-        let (x, weights) = (floats(&case.x, &[n, hidden]), floats(&case.weights, &[n, top_k]));
-        let chosen = choices(&case.experts, &[n, top_k]);
-        let gate_up = floats(&case.gate_up, &[count, 2 * intermediate, hidden]);
-        let down = floats(&case.down, &[count, hidden, intermediate]);
-        let (bank, indices) = case.reference();
-        let (wide_x, wide_weights) = (wide(&case.x), wide(&case.weights));
-        let out = cube::forward(x.clone(), weights.clone(), chosen.clone(), gate_up.clone(), down.clone(), math);
-        close(&read(out), &bank.forward(&wide_x, &wide_weights, &indices, top_k), 3e-3);
-        let d_out = floats(&case.d_out, &[n, hidden]);
-        let (d_x, d_weights) = cube::backward(x, weights, chosen, gate_up, down, d_out, math);
-        let (exact_x, exact_weights) = bank.backward(&wide_x, &wide_weights, &indices, top_k, &wide(&case.d_out));
-        close(&read(d_x), &exact_x, 3e-3);
-        close(&read(d_weights), &exact_weights, 3e-3);
+    use crate::testing::cube::{ON_MATRIX_UNITS, choices, floats, read, rounded};
+    let [whole, chunked] = [1_000, 7];
+    for (case, math, chunk_tokens) in
+        cases().iter().skip(3).take(2).flat_map(|case| {
+            [(case, Math::F32, chunked), (case, ON_MATRIX_UNITS, whole), (case, ON_MATRIX_UNITS, chunked)]
+        })
+    {
+        for (dtype, _) in activations(3e-3) {
+            let Case { n, top_k, count, hidden, intermediate, .. } = *case;
+            let call = || {
+                let x = rounded(&case.x, &[n, hidden], dtype);
+                let routing = [floats(&case.weights, &[n, top_k]), choices(&case.experts, &[n, top_k])];
+                let gate_up = floats(&case.gate_up, &[count, 2 * intermediate, hidden]);
+                let down = floats(&case.down, &[count, hidden, intermediate]);
+                let mut call = cube::Call::new(x, routing, [gate_up, down], math);
+                call.chunk_tokens = chunk_tokens;
+                call
+            };
+            let (expected, exact) = case.expected();
+            let out = call().forward();
+            assert_eq!(out.dtype, dtype);
+            close(&read(out), &expected, 3e-3);
+            let (d_x, d_weights) = call().backward(rounded(&case.d_out, &[n, hidden], dtype));
+            assert_eq!([d_x.dtype, d_weights.dtype], [dtype, DType::F32]);
+            close(&read(d_x), &exact.0, 3e-3);
+            close(&read(d_weights), &exact.1, 3e-3);
+        }
     }
 }
 

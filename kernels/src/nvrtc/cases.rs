@@ -113,7 +113,7 @@ pub fn cases(dtypes: Dtypes) -> Vec<Case> {
         attention("attention, window 1,024, D = 256", 8, 256, Some(1_024), dtypes),
         attention("attention, full, D = 512", 2, 512, None, dtypes),
         case("experts", [up, down, up, down, up], move |on| {
-            let x = on.tensor([TOKENS, HIDDEN], DType::F32);
+            let x = on.tensor([TOKENS, HIDDEN], dtype);
             let (share, chosen) = (on.tensor([TOKENS, TOP_K], DType::F32), on.tensor([TOKENS, TOP_K], DType::I32));
             let gate_up = on.tensor([EXPERTS, 2 * EXPERT, HIDDEN], weights);
             let down = on.tensor([EXPERTS, HIDDEN, EXPERT], weights);
