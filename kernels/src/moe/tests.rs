@@ -187,33 +187,32 @@ fn experts_and_their_gradients_through_autodiff_match_the_reference() {
 #[test]
 fn experts_in_chunks_and_on_matrix_instructions_match_the_reference() {
     use crate::resolve::cube::Math;
-    use crate::testing::cube::{ON_MATRIX_UNITS, choices, floats, read, rounded};
-    let [whole, chunked] = [1_000, 7];
-    for (case, math, chunk_tokens) in
-        cases().iter().skip(3).take(2).flat_map(|case| {
-            [(case, Math::F32, chunked), (case, ON_MATRIX_UNITS, whole), (case, ON_MATRIX_UNITS, chunked)]
-        })
-    {
-        for (dtype, _) in activations(3e-3) {
-            let Case { n, top_k, count, hidden, intermediate, .. } = *case;
-            let call = || {
-                let x = rounded(&case.x, &[n, hidden], dtype);
-                let routing = [floats(&case.weights, &[n, top_k]), choices(&case.experts, &[n, top_k])];
-                let gate_up = floats(&case.gate_up, &[count, 2 * intermediate, hidden]);
-                let down = floats(&case.down, &[count, hidden, intermediate]);
-                let mut call = cube::Call::new(x, routing, [gate_up, down], math);
-                call.chunk_tokens = chunk_tokens;
-                call
-            };
-            let (expected, exact) = case.expected();
-            let out = call().forward();
-            assert_eq!(out.dtype, dtype);
-            close(&read(out), &expected, 3e-3);
-            let (d_x, d_weights) = call().backward(rounded(&case.d_out, &[n, hidden], dtype));
-            assert_eq!([d_x.dtype, d_weights.dtype], [dtype, DType::F32]);
-            close(&read(d_x), &exact.0, 3e-3);
-            close(&read(d_weights), &exact.1, 3e-3);
-        }
+    use crate::testing::cube::{ON_MATRIX_UNITS, OPERANDS, choices, floats, read, rounded};
+    let (cases, half) = (cases(), OPERANDS.0);
+    let runs = [
+        (&cases[3], Math::F32, half, 7),
+        (&cases[3], ON_MATRIX_UNITS, half, 7),
+        (&cases[4], ON_MATRIX_UNITS, DType::F32, 1_000),
+    ];
+    for (case, math, dtype, chunk_tokens) in runs {
+        let Case { n, top_k, count, hidden, intermediate, .. } = *case;
+        let call = || {
+            let x = rounded(&case.x, &[n, hidden], dtype);
+            let routing = [floats(&case.weights, &[n, top_k]), choices(&case.experts, &[n, top_k])];
+            let gate_up = floats(&case.gate_up, &[count, 2 * intermediate, hidden]);
+            let down = floats(&case.down, &[count, hidden, intermediate]);
+            let mut call = cube::Call::new(x, routing, [gate_up, down], math);
+            call.chunk_tokens = chunk_tokens;
+            call
+        };
+        let (expected, exact) = case.expected();
+        let out = call().forward();
+        assert_eq!(out.dtype, dtype);
+        close(&read(out), &expected, 3e-3);
+        let (d_x, d_weights) = call().backward(rounded(&case.d_out, &[n, hidden], dtype));
+        assert_eq!([d_x.dtype, d_weights.dtype], [dtype, DType::F32]);
+        close(&read(d_x), &exact.0, 3e-3);
+        close(&read(d_weights), &exact.1, 3e-3);
     }
 }
 
