@@ -10,6 +10,7 @@ use crate::plugins::{Kind, PluginRef, Sampler};
 use crate::probe::{adapters, determinism, mask, padding, template};
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 #[derive(Debug, Subcommand)]
@@ -69,7 +70,8 @@ pub fn execute(command: &ProbeCommand) -> Result<()> {
             let model = args.load()?.model;
             let text = TextConfig::read(&model.base)?;
             device::check(&model.device, model.weights, WeightDtype::F32, &text)?;
-            let [(_, kernel), ..] = device::kernels(&model.device, model.weights)?;
+            let mut resolved = BTreeMap::from(device::kernels(&model.device, model.weights)?);
+            let kernel = resolved.remove("windowed_attention").expect("every table has the attention");
             let report = mask::probe(&text, &model.device, model.weights, kernel)?;
             args.conclude(&report, report.verdict())
         }
