@@ -13,8 +13,10 @@ use cubecl::prelude::*;
 pub(crate) const LANES: usize = 32;
 /// Elements of one copy from global to shared memory: 16 bytes.
 pub(crate) const COPIED: usize = 8;
-/// Elements that the emulation needs of shared memory for each group of lanes.
-pub(crate) const SCRATCH: usize = 16 * 16 + 16 * 8;
+/// Elements that the emulation needs of shared memory for each group of lanes: operands of a product of either half.
+pub(crate) const SCRATCH: usize = 2 * HALF_SCRATCH;
+/// A left fragment and a right one.
+const HALF_SCRATCH: usize = 16 * 16 + 16 * 8;
 
 /// Two neighbouring elements, what a register of a fragment holds.
 pub(crate) type Two = Const<2>;
@@ -26,6 +28,13 @@ pub(crate) enum Unit {
     Native,
     /// Its ordinary ones, through shared memory.
     Emulated,
+}
+
+/// `count`, as a number that no compiler knows, so that the code of a loop over it stands there once. What the emulation takes of a device's
+/// compiler grows faster than its code: unrolled, heads of 256 values took minutes.
+#[cube]
+fn rolled(#[comptime] count: usize) -> usize {
+    usize::min(CUBE_COUNT_X as usize, 1usize) * count
 }
 
 #[cube]
@@ -128,7 +137,8 @@ fn load_matrices<E: Float>(
     definition.load_matrix_inplace::<E, Two>(&tile[start..start + COPIED], fragment, ident, 4usize, turned);
 }
 
-/// Adds to `sums [16, 8]` the product of `left` with columns `half * 8..` of the pair in `right`.
+/// Adds to `sums [16, 8]` the product of `left` with columns `half * 8..` of the pair in `right`. Halves are multiplied in turn, 0 and 1
+/// and 0 again: where one is emulated, the operands of the other may still be read.
 #[cube]
 pub(crate) fn multiply_add<E: Float>(
     left: &Array<Vector<E, Two>>,
@@ -146,7 +156,7 @@ pub(crate) fn multiply_add<E: Float>(
         definition.execute_inplace::<Two, Two, Two>(left, &one, sums);
     } else {
         let (group, pair) = (lane() / 4, lane() % 4 * 2);
-        let a = UNIT_POS as usize / LANES * SCRATCH;
+        let a = UNIT_POS as usize / LANES * SCRATCH + comptime!(half * HALF_SCRATCH);
         let b = a + 256;
         #[unroll]
         for e in 0..2usize {
@@ -161,21 +171,23 @@ pub(crate) fn multiply_add<E: Float>(
             }
         }
         sync_cube();
-        #[unroll]
-        for i in 0..2usize {
-            let mut two = sums[i];
+        let (mut low, mut high) = (sums[0], sums[1]);
+        // A loop of the compiler's own would be unrolled, in every place that multiplies; one of 16 rounds would meet lavapipe's end of all
+        // loops of a kernel, 65,535 rounds together, before the heads of the production are through.
+        for quarter in 0..rolled(4usize) {
             #[unroll]
-            for e in 0..2usize {
-                let mut sum = two.extract(e);
-                for depth in 0..16usize {
-                    let l = f32::cast_from(scratch[a + (group + comptime!(i * 8)) * 16 + depth]);
-                    sum += l * f32::cast_from(scratch[b + depth * 8 + pair + e]);
-                }
-                two.insert(e, sum);
+            for d in 0..4usize {
+                let depth = quarter * 4 + d;
+                let place = b + depth * 8 + pair;
+                let mut line = Vector::<f32, Two>::empty();
+                line.insert(0usize, f32::cast_from(scratch[place]));
+                line.insert(1usize, f32::cast_from(scratch[place + 1]));
+                low += Vector::new(f32::cast_from(scratch[a + group * 16 + depth])) * line;
+                high += Vector::new(f32::cast_from(scratch[a + (group + 8) * 16 + depth])) * line;
             }
-            sums[i] = two;
         }
-        sync_cube();
+        sums[0] = low;
+        sums[1] = high;
     }
 }
 
@@ -196,8 +208,8 @@ pub(crate) fn place_of_sums(#[comptime] i: usize) -> (usize, usize) {
     (lane() / 4 + comptime!(i * 8), lane() % 4 * 2)
 }
 
-/// Begins to copy the first `count` of eight elements from `x[start..]` to `tile[place..]`, and zeros after them. Natively
-/// `start` and `place` are multiples of 8.
+/// Begins to copy the first `count` of eight elements from `x[start..]` to `tile[place..]`, and zeros after them. If `aligned`, `start` and
+/// `place` are multiples of 8, and the native copy is asynchronous.
 #[cube]
 pub(crate) fn copy<E: Float>(
     x: &[E],
@@ -205,20 +217,31 @@ pub(crate) fn copy<E: Float>(
     count: usize,
     tile: &mut Shared<[E]>,
     place: usize,
+    #[comptime] aligned: bool,
     #[comptime] unit: Unit,
 ) {
-    if comptime!(unit == Unit::Native) {
+    if comptime!(unit == Unit::Emulated) {
+        for i in 0..rolled(COPIED) {
+            copy_one::<E>(x, start, count, tile, place, i);
+        }
+    } else if comptime!(aligned) {
         copy_async_checked(&x[start..start + count], &mut tile[place..place + COPIED], 8u32);
     } else {
         #[unroll]
         for i in 0..8usize {
-            let mut value = E::new(0.0);
-            if i < count {
-                value = x[start + i];
-            }
-            tile[place + i] = value;
+            copy_one::<E>(x, start, count, tile, place, i);
         }
     }
+}
+
+/// Element `i` of a copy.
+#[cube]
+fn copy_one<E: Float>(x: &[E], start: usize, count: usize, tile: &mut Shared<[E]>, place: usize, i: usize) {
+    let mut value = E::new(0.0);
+    if i < count {
+        value = x[start + i];
+    }
+    tile[place + i] = value;
 }
 
 /// Ends a group of copies.

@@ -67,7 +67,8 @@ fn copy_tile<E: Float>(
         }
         let start = select(inside, base + source * distance + col, 0usize);
         let count = select(inside, usize::min(col_end - usize::min(col, col_end), COPIED), 0usize);
-        copy::<E>(x, start, count, tile, stage + line * pitch + i % pieces * COPIED, comptime!(plan.copier()));
+        let place = stage + line * pitch + i % pieces * COPIED;
+        copy::<E>(x, start, count, tile, place, comptime!(plan.aligned), comptime!(plan.unit));
     }
 }
 

@@ -7,7 +7,7 @@
 //! takes 96,256 bytes of shared memory, with 512 it has 32 rows, twice as many groups to each, and takes 90,112 bytes.
 
 use super::super::tile::{Head, MASKED, first_key, rows_of, sees};
-use super::{copy_rows, multiply_add_pair, no_sums};
+use super::{CHUNK, copy_rows, multiply_add_pair, no_sums};
 use crate::mma::{COPIED, LANES, SCRATCH, Unit, end_copies, load_left, load_right, place_of_sums, wait_for_copies};
 use cubecl::prelude::*;
 use std::f32::consts::LN_2;
@@ -26,22 +26,19 @@ pub(super) struct Backward {
     pub(super) rows: usize,
     /// Groups of lanes that share 16 rows: two or four.
     pub(super) sharing: usize,
-    /// Values of a head in a chunk: 16 for each sharing group, or a multiple.
-    pub(super) chunk: usize,
     pub(super) unit: Unit,
 }
 
 impl Backward {
-    /// The variants for heads of `dim` values, for queries and for keys. The emulation's tiles are smaller: its devices may have
-    /// 32 KiB of shared memory.
+    /// The variants for heads of `dim` values, for queries and for keys. The emulation has fewer rows: its devices may have 32 KiB
+    /// of shared memory.
     pub(super) fn both(dim: usize, unit: Unit) -> [Self; 2] {
-        let (rows, sharing, chunk) = match unit {
-            Unit::Native if dim > 256 => (32, 4, 64),
-            Unit::Native => (64, 2, 64),
-            Unit::Emulated if dim > 64 => (16, 4, 64),
-            Unit::Emulated => (16, 2, 32),
+        let sharing = if dim > 256 { 4 } else { 2 };
+        let rows = match unit {
+            Unit::Native => 128 / sharing,
+            Unit::Emulated => 16,
         };
-        [false, true].map(|keys| Self { dim, keys, rows, sharing, chunk, unit })
+        [false, true].map(|keys| Self { dim, keys, rows, sharing, unit })
     }
 
     /// Units of a cube.
@@ -50,7 +47,12 @@ impl Backward {
     }
 
     fn chunks(&self) -> usize {
-        self.dim.div_ceil(self.chunk)
+        self.dim.div_ceil(CHUNK)
+    }
+
+    /// Whether a cube's own rows stay in shared memory. In the emulation those of many values pass through it, a chunk at a time.
+    fn resident(&self) -> bool {
+        self.unit == Unit::Native || self.dim <= 128
     }
 
     fn scratch(&self) -> usize {
@@ -99,9 +101,10 @@ pub(super) fn mma_backward<E: Float, T: Float>(
     #[comptime] plan: Backward,
     #[define(E, T)] _dtypes: [ElemType; 2],
 ) {
-    let (unit, dim, chunk, units) = comptime!((plan.unit, plan.dim, plan.chunk, plan.units()));
+    let (unit, dim, chunk, units) = comptime!((plan.unit, plan.dim, CHUNK, plan.units()));
     let (own_rows, chunks, sharing) = comptime!((plan.rows, plan.chunks(), plan.sharing));
-    let (own_pitch, pitch, weight_pitch) = comptime!((chunks * chunk + COPIED, chunk + COPIED, OTHERS + COPIED));
+    let width = comptime!(if plan.resident() { chunks * chunk } else { chunk });
+    let (own_pitch, pitch, weight_pitch) = comptime!((width + COPIED, chunk + COPIED, OTHERS + COPIED));
     let (own_tile, part, stage) = comptime!((own_rows * own_pitch, OTHERS * pitch, 2 * OTHERS * pitch));
     // Where sums are in registers; the emulation takes less code instead.
     let unroll = comptime!(unit == Unit::Native);
@@ -140,8 +143,8 @@ pub(super) fn mma_backward<E: Float, T: Float>(
     // Queries have none, but no array is empty.
     let mut second = no_sums(comptime!(if plan.keys { chunks * col_pairs * 2 } else { 1 }));
 
-    copy_rows::<E>(own, &at, 0usize, &mut owns, 0usize, own_rows, comptime!(chunks * chunk), dim, units, unit);
-    copy_rows::<E>(d_own, &at, 0usize, &mut owns, own_tile, own_rows, comptime!(chunks * chunk), dim, units, unit);
+    copy_rows::<E>(own, &at, 0usize, &mut owns, 0usize, own_rows, width, dim, units, unit);
+    copy_rows::<E>(d_own, &at, 0usize, &mut owns, own_tile, own_rows, width, dim, units, unit);
     let begin = tile_of(&walk, 0usize);
     copy_rows::<E>(other, &begin, 0usize, &mut ring, 0usize, OTHERS, chunk, dim, units, unit);
     copy_rows::<E>(d_other, &begin, 0usize, &mut ring, part, OTHERS, chunk, dim, units, unit);
@@ -153,6 +156,14 @@ pub(super) fn mma_backward<E: Float, T: Float>(
         for c in 0..chunks {
             wait_for_copies(unit);
             sync_cube();
+            let mut own_d0 = c * chunk;
+            if comptime!(!plan.resident()) {
+                // What the emulation copies is there when it returns, and behind a barrier for all.
+                copy_rows::<E>(own, &at, own_d0, &mut owns, 0usize, own_rows, width, dim, units, unit);
+                copy_rows::<E>(d_own, &at, own_d0, &mut owns, own_tile, own_rows, width, dim, units, unit);
+                sync_cube();
+                own_d0 = 0usize;
+            }
             // After the last chunk the first comes again, for the sums.
             let (next, d0) = ((c + 1) % 2 * stage, (c + 1) % chunks * chunk);
             copy_rows::<E>(other, &others, d0, &mut ring, next, OTHERS, chunk, dim, units, unit);
@@ -162,12 +173,12 @@ pub(super) fn mma_backward<E: Float, T: Float>(
             end_copies(unit);
             for step in 0..comptime!(chunk / 16) {
                 let k0 = step * 16;
-                let left = load_left::<E>(&owns, product * own_tile, warp_row, c * chunk + k0, own_pitch, false, unit);
-                #[unroll]
+                let left = load_left::<E>(&owns, product * own_tile, warp_row, own_d0 + k0, own_pitch, false, unit);
+                #[unroll(unroll)]
                 for j in 0..pairs {
-                    let (base, col) = (c % 2 * stage + product * part, warp_col + comptime!(j * 16));
+                    let (base, col) = (c % 2 * stage + product * part, warp_col + j * 16);
                     let right = load_right::<E>(&ring, base, col, k0, pitch, true, unit);
-                    multiply_add_pair::<E>(&left, &right, &mut products, comptime!(j * 2), &mut scratch, unit);
+                    multiply_add_pair::<E>(&left, &right, &mut products, j * 2, &mut scratch, unit);
                 }
             }
         }
@@ -180,12 +191,12 @@ pub(super) fn mma_backward<E: Float, T: Float>(
                 for i in 0..2usize {
                     let (row, col) = place_of_sums(i);
                     let own_row = rows.start + warp_row + row;
-                    #[unroll]
+                    #[unroll(unroll)]
                     for j in 0..comptime!(pairs * 2) {
-                        let two = products[comptime!(j * 2 + i)];
+                        let two = products[j * 2 + i];
                         #[unroll]
                         for e in 0..2usize {
-                            let col = warp_col + comptime!(j * 8 + e) + col;
+                            let col = warp_col + j * 8 + e + col;
                             let other_row = others.start + col;
                             let (query, key) =
                                 if comptime!(plan.keys) { (other_row, own_row) } else { (own_row, other_row) };
@@ -224,17 +235,17 @@ pub(super) fn mma_backward<E: Float, T: Float>(
             for step in 0..comptime!(OTHERS / 16) {
                 let k0 = step * 16;
                 let left = load_left::<E>(&d_scores, 0usize, warp_row, k0, weight_pitch, false, unit);
-                #[unroll]
+                #[unroll(unroll)]
                 for j in 0..col_pairs {
-                    let (col, at) = (chunk_col + comptime!(j * 16), (c * col_pairs + j) * 2);
+                    let (col, at) = (chunk_col + j * 16, (c * col_pairs + j) * 2);
                     let right = load_right::<E>(&ring, now, col, k0, pitch, false, unit);
                     multiply_add_pair::<E>(&left, &right, &mut first, at, &mut scratch, unit);
                 }
                 if comptime!(plan.keys) {
                     let left = load_left::<E>(&weights, 0usize, warp_row, k0, weight_pitch, false, unit);
-                    #[unroll]
+                    #[unroll(unroll)]
                     for j in 0..col_pairs {
-                        let (col, at) = (chunk_col + comptime!(j * 16), (c * col_pairs + j) * 2);
+                        let (col, at) = (chunk_col + j * 16, (c * col_pairs + j) * 2);
                         let right = load_right::<E>(&ring, now + part, col, k0, pitch, false, unit);
                         multiply_add_pair::<E>(&left, &right, &mut second, at, &mut scratch, unit);
                     }
@@ -249,15 +260,15 @@ pub(super) fn mma_backward<E: Float, T: Float>(
         let row = rows.start + warp_row + row;
         if row < rows.end {
             let start = (row * own_heads + own_head) * dim;
-            #[unroll]
+            #[unroll(unroll)]
             for j in 0..comptime!(chunks * col_pairs * 2) {
-                let d = comptime!(j / (col_pairs * 2) * chunk + j % (col_pairs * 2) * 8) + chunk_col + col;
+                let d = j / comptime!(col_pairs * 2) * chunk + j % comptime!(col_pairs * 2) * 8 + chunk_col + col;
                 #[unroll]
                 for e in 0..2usize {
                     if d + e < dim {
-                        d_first[start + d + e] = T::cast_from(first[comptime!(j * 2 + i)].extract(e) * scale);
+                        d_first[start + d + e] = T::cast_from(first[j * 2 + i].extract(e) * scale);
                         if comptime!(plan.keys) {
-                            d_second[start + d + e] = T::cast_from(second[comptime!(j * 2 + i)].extract(e));
+                            d_second[start + d + e] = T::cast_from(second[j * 2 + i].extract(e));
                         }
                     }
                 }

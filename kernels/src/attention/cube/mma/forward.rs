@@ -6,7 +6,7 @@
 //! one is multiplied, the next is on its way. With 512 values a cube takes 96,256 bytes of it.
 
 use super::super::tile::{Head, MASKED, first_key, rows_of, sees};
-use super::{copy_rows, multiply_add_pair, no_sums};
+use super::{CHUNK, copy_rows, multiply_add_pair, no_sums};
 use crate::mma::{COPIED, LANES, SCRATCH, Unit, end_copies, load_left, load_right, place_of_sums, wait_for_copies};
 use cubecl::prelude::*;
 use std::f32::consts::LOG2_E;
@@ -21,19 +21,17 @@ pub(super) struct Forward {
     dim: usize,
     /// Queries of a cube.
     pub(super) queries: usize,
-    /// Keys of a tile, and values of a head in a chunk.
-    chunk: usize,
     unit: Unit,
 }
 
 impl Forward {
-    /// The variant for heads of `dim` values. The emulation's tiles are smaller: its devices may have 32 KiB of shared memory.
+    /// The variant for heads of `dim` values. The emulation has fewer queries: its devices may have 32 KiB of shared memory.
     pub(super) fn new(dim: usize, unit: Unit) -> Self {
-        let (queries, chunk) = match unit {
-            Unit::Native => (64, 64),
-            Unit::Emulated => (if dim > 256 { 16 } else { 32 }, 32),
+        let queries = match unit {
+            Unit::Native => 64,
+            Unit::Emulated => 16,
         };
-        Self { dim, queries, chunk, unit }
+        Self { dim, queries, unit }
     }
 
     /// Units of a cube.
@@ -42,7 +40,12 @@ impl Forward {
     }
 
     fn chunks(&self) -> usize {
-        self.dim.div_ceil(self.chunk)
+        self.dim.div_ceil(CHUNK)
+    }
+
+    /// Whether queries stay in shared memory. In the emulation those of many values pass through it, a chunk at a time.
+    fn resident(&self) -> bool {
+        self.unit == Unit::Native || self.dim <= 256
     }
 
     fn scratch(&self) -> usize {
@@ -97,9 +100,10 @@ pub(super) fn mma_forward<E: Float, T: Float>(
     #[comptime] plan: Forward,
     #[define(E, T)] _dtypes: [ElemType; 2],
 ) {
-    let (unit, dim, chunk, units) = comptime!((plan.unit, plan.dim, plan.chunk, plan.units()));
+    let (unit, dim, chunk, units) = comptime!((plan.unit, plan.dim, CHUNK, plan.units()));
     let (chunks, keys, half) = comptime!((plan.chunks(), chunk, chunk / 2));
-    let (query_pitch, pitch) = comptime!((chunks * chunk + COPIED, chunk + COPIED));
+    let width = comptime!(if plan.resident() { chunks * chunk } else { chunk });
+    let (query_pitch, pitch) = comptime!((width + COPIED, chunk + COPIED));
     let stage = comptime!(keys * pitch);
     // Where sums are in registers; the emulation takes less code instead.
     let unroll = comptime!(unit == Unit::Native);
@@ -126,7 +130,6 @@ pub(super) fn mma_forward<E: Float, T: Float>(
 
     let mut key0 = first_key(rows.start, rows.seg_start, window);
     let begin = Head { start: key0, end: rows.end, head: kv_head, heads: kv_heads };
-    let width = comptime!(chunks * chunk);
     copy_rows::<E>(q, &own, 0usize, &mut queries, 0usize, comptime!(plan.queries), width, dim, units, unit);
     copy_rows::<E>(k, &begin, 0usize, &mut ring, 0usize, keys, chunk, dim, units, unit);
     end_copies(unit);
@@ -137,6 +140,13 @@ pub(super) fn mma_forward<E: Float, T: Float>(
         for c in 0..chunks {
             wait_for_copies(unit);
             sync_cube();
+            let mut d0 = c * chunk;
+            if comptime!(!plan.resident()) {
+                // What the emulation copies is there when it returns, and behind a barrier for all.
+                copy_rows::<E>(q, &own, d0, &mut queries, 0usize, comptime!(plan.queries), width, dim, units, unit);
+                sync_cube();
+                d0 = 0usize;
+            }
             let next = (c + 1) % 2 * stage;
             if c + 1 < chunks {
                 copy_rows::<E>(k, &at, (c + 1) * chunk, &mut ring, next, keys, chunk, dim, units, unit);
@@ -146,12 +156,12 @@ pub(super) fn mma_forward<E: Float, T: Float>(
             end_copies(unit);
             for step in 0..comptime!(chunk / 16) {
                 let k0 = step * 16;
-                let left = load_left::<E>(&queries, 0usize, warp_row, c * chunk + k0, query_pitch, false, unit);
-                #[unroll]
+                let left = load_left::<E>(&queries, 0usize, warp_row, d0 + k0, query_pitch, false, unit);
+                #[unroll(unroll)]
                 for j in 0..comptime!(half / 16) {
-                    let col = warp_half + comptime!(j * 16);
+                    let col = warp_half + j * 16;
                     let right = load_right::<E>(&ring, c % 2 * stage, col, k0, pitch, true, unit);
-                    multiply_add_pair::<E>(&left, &right, &mut scores, comptime!(j * 2), &mut scratch, unit);
+                    multiply_add_pair::<E>(&left, &right, &mut scores, j * 2, &mut scratch, unit);
                 }
             }
         }
@@ -162,17 +172,17 @@ pub(super) fn mma_forward<E: Float, T: Float>(
             let (row, col) = place_of_sums(i);
             let query = rows.start + warp_row + row;
             let mut top = f32::new(-1e38);
-            #[unroll]
+            #[unroll(unroll)]
             for j in 0..comptime!(half / 8) {
-                let mut two = scores[comptime!(j * 2 + i)];
+                let mut two = scores[j * 2 + i];
                 #[unroll]
                 for e in 0..2usize {
-                    let key = key0 + warp_half + comptime!(j * 8 + e) + col;
+                    let key = key0 + warp_half + j * 8 + e + col;
                     let score = select(sees(query, key, window), two.extract(e) * scale, MASKED);
                     two.insert(e, score);
                     top = f32::max(top, score);
                 }
-                scores[comptime!(j * 2 + i)] = two;
+                scores[j * 2 + i] = two;
             }
             tops[i] = top;
         }
@@ -184,23 +194,23 @@ pub(super) fn mma_forward<E: Float, T: Float>(
             let correction = f32::exp(largest[i] - now);
             largest[i] = now;
             let mut sum = total[i] * correction;
-            #[unroll]
+            #[unroll(unroll)]
             for j in 0..comptime!(half / 8) {
-                let two = scores[comptime!(j * 2 + i)];
+                let two = scores[j * 2 + i];
                 #[unroll]
                 for e in 0..2usize {
                     let score = two.extract(e);
                     let weight = select(score > MASKED, f32::exp(score - now), 0.0f32);
                     sum += weight;
-                    let place = (warp_row + row) * pitch + warp_half + comptime!(j * 8 + e) + col;
+                    let place = (warp_row + row) * pitch + warp_half + j * 8 + e + col;
                     weights[place] = E::cast_from(weight);
                 }
             }
             total[i] = sum;
-            #[unroll]
+            #[unroll(unroll)]
             for j in 0..comptime!(chunks * half / 8) {
-                let two = sums[comptime!(j * 2 + i)] * Vector::new(correction);
-                sums[comptime!(j * 2 + i)] = two;
+                let two = sums[j * 2 + i] * Vector::new(correction);
+                sums[j * 2 + i] = two;
             }
         }
 
@@ -219,9 +229,9 @@ pub(super) fn mma_forward<E: Float, T: Float>(
             for step in 0..comptime!(keys / 16) {
                 let k0 = step * 16;
                 let left = load_left::<E>(&weights, 0usize, warp_row, k0, pitch, false, unit);
-                #[unroll]
+                #[unroll(unroll)]
                 for j in 0..comptime!(half / 16) {
-                    let (col, first) = (warp_half + comptime!(j * 16), c * comptime!(half / 8) + comptime!(j * 2));
+                    let (col, first) = (warp_half + j * 16, c * comptime!(half / 8) + j * 2);
                     let right = load_right::<E>(&ring, now, col, k0, pitch, false, unit);
                     multiply_add_pair::<E>(&left, &right, &mut sums, first, &mut scratch, unit);
                 }
@@ -237,10 +247,10 @@ pub(super) fn mma_forward<E: Float, T: Float>(
         let query = rows.start + warp_row + row;
         if query < rows.end {
             let (start, factor) = ((query * heads + head) * dim, 1.0f32 / total[i]);
-            #[unroll]
+            #[unroll(unroll)]
             for j in 0..comptime!(chunks * half / 8) {
-                let two = sums[comptime!(j * 2 + i)];
-                let d = comptime!(j / (half / 8) * chunk + j % (half / 8) * 8) + warp_half + col;
+                let two = sums[j * 2 + i];
+                let d = j / comptime!(half / 8) * chunk + j % comptime!(half / 8) * 8 + warp_half + col;
                 #[unroll]
                 for e in 0..2usize {
                     if d + e < dim {

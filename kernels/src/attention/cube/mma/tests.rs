@@ -65,7 +65,8 @@ fn heads_that_fill_no_chunk_equal_the_reference() {
 }
 
 #[test]
-fn heads_split_among_four_groups_equal_the_reference() {
-    // As heads of 512 values are, whose own rows take more shared memory than devices without the instructions have.
-    check(&[0, 10, 75], Some(37), [4, 2, 128], DType::F32);
+fn heads_of_256_and_512_values_equal_the_reference() {
+    // Split among groups and chunks as on CUDA devices, with the production's queries to a key.
+    check(&[0, 10, 75], Some(37), [2, 1, 256], DType::F16);
+    check(&[0, 10, 75], None, [8, 1, 512], DType::F16);
 }
