@@ -6,27 +6,36 @@
 //! tile.
 
 use super::{CrossEntropyOps, Head, IGNORED, logits_bytes};
-use crate::cube::{UNITS, cover, empty, line, max_units, packed, sum_units, units, upload};
+use crate::cube::{UNITS, activations, cover, empty, line, max_units, sum_units, units, upload};
 use crate::matmul::cube::product;
 use crate::resolve::cube::Math;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::cast;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rows `places[..]` of `x`, or, with `scatter`, rows of `x` to `places[..]`.
+/// Rows `places[..]` of `x`, or, with `scatter`, rows of `x` to `places[..]`, in the dtype of `y`.
 #[cube(launch)]
-fn move_rows(x: &[f32], places: &[u32], y: &mut [f32], rows: usize, cols: usize, #[comptime] scatter: bool) {
+fn move_rows<X: Float, Y: Float>(
+    x: &[X],
+    places: &[u32],
+    y: &mut [Y],
+    rows: usize,
+    cols: usize,
+    #[comptime] scatter: bool,
+    #[define(X, Y)] _dtypes: [ElemType; 2],
+) {
     let i = ABSOLUTE_POS;
     if i < rows * cols {
         let place = places[i / cols] as usize * cols + i % cols;
         if comptime!(scatter) {
-            y[place] = x[i];
+            y[place] = Y::cast_from(x[i]);
         } else {
-            y[i] = x[place];
+            y[i] = Y::cast_from(x[place]);
         }
     }
 }
@@ -131,17 +140,17 @@ fn cap_logits(logits: &mut [f32], cap: f32) {
     }
 }
 
-/// Moves whole rows of `x` to a new tensor `[places, cols]`.
-fn gathered(x: &CubeTensor, places: &CubeTensor, rows: usize) -> CubeTensor {
+/// Launches [`move_rows`] over `rows` rows.
+fn move_to(y: CubeTensor, x: CubeTensor, places: CubeTensor, rows: usize, scatter: bool) {
     let [_, cols] = x.shape().dims();
-    let y = empty(x, [rows, cols], DType::F32);
+    let dtypes = [x.dtype, y.dtype].map(dtype_to_storage_type);
     let client = x.client.clone();
-    let (x, places) = (x.clone().into_buffer_arg(), places.clone().into_buffer_arg());
-    move_rows::launch(&client, cover(rows * cols), units(), x, places, y.clone().into_buffer_arg(), rows, cols, false);
-    y
+    let (x, places, y) = (x.into_buffer_arg(), places.into_buffer_arg(), y.into_buffer_arg());
+    move_rows::launch(&client, cover(rows * cols), units(), x, places, y, rows, cols, scatter, dtypes);
 }
 
-/// Losses `[n]` and, for a `factor`, the gradient `[n, h]`, with products in `math`; ignored rows are neither read nor multiplied.
+/// Losses `[n]` in f32 and, for a `factor`, the gradient `[n, h]` in the dtype of `hidden`, with products in `math`; ignored rows
+/// are neither read nor multiplied.
 pub(super) fn loss_and_gradient(
     hidden: CubeTensor,
     weight: CubeTensor,
@@ -150,7 +159,7 @@ pub(super) fn loss_and_gradient(
     factor: Option<f64>,
     math: Math,
 ) -> (CubeTensor, Option<CubeTensor>) {
-    let hidden = packed("linear_cross_entropy", hidden);
+    let hidden = activations("linear_cross_entropy", hidden);
     let ([n, h], [classes, _]) = (hidden.shape().dims(), weight.shape().dims());
     let gradient = match (factor, math) {
         (None, _) => Gradient::Unwanted,
@@ -159,19 +168,19 @@ pub(super) fn loss_and_gradient(
     };
     let (client, device) = (hidden.client.clone(), hidden.device.clone());
     let loss = zeros_client(client.clone(), device.clone(), [n].into(), DType::F32);
-    let d_hidden = factor.map(|_| zeros_client(client.clone(), device, [n, h].into(), DType::F32));
+    let d_hidden = factor.map(|_| zeros_client(client.clone(), device, [n, h].into(), hidden.dtype));
     let kept: Vec<u32> = (0..n as u32).filter(|&row| targets[row as usize] != IGNORED).collect();
     for kept in kept.chunks(head.chunk_rows) {
         let rows = kept.len();
         let places = upload(&hidden, kept);
         let kept_targets: Vec<u32> = kept.iter().map(|&row| targets[row as usize] as u32).collect();
-        let logits = product((gathered(&hidden, &places, rows), false), (weight.clone(), true), 1.0, DType::F32, math);
+        // Gathered as operands of the product: they are widened or rounded on their way.
+        let gathered = empty(&hidden, [rows, h], math.kept(DType::F32));
+        move_to(gathered.clone(), hidden.clone(), places.clone(), rows, false);
+        let logits = product((gathered, false), (weight.clone(), true), 1.0, DType::F32, math);
         debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), logits_bytes(rows, classes));
-        let rounded = empty(
-            &hidden,
-            if gradient == Gradient::Rounded { [rows, classes] } else { [1, 1] },
-            math.kept(hidden.dtype),
-        );
+        let rounded =
+            empty(&hidden, if gradient == Gradient::Rounded { [rows, classes] } else { [1, 1] }, math.kept(DType::F32));
         row_loss::launch(
             &client,
             line(rows),
@@ -187,13 +196,12 @@ pub(super) fn loss_and_gradient(
             factor.unwrap_or(1.0) as f32,
             head.softcap.is_some(),
             gradient,
-            dtype_to_storage_type(math.kept(hidden.dtype)),
+            dtype_to_storage_type(math.kept(DType::F32)),
         );
         if let Some(d_hidden) = &d_hidden {
             let d_logits = if gradient == Gradient::Rounded { rounded } else { logits };
-            let part = product((d_logits, false), (weight.clone(), false), 1.0, DType::F32, math).into_buffer_arg();
-            let (places, d_hidden) = (places.into_buffer_arg(), d_hidden.clone().into_buffer_arg());
-            move_rows::launch(&client, cover(rows * h), units(), part, places, d_hidden, rows, h, true);
+            let part = product((d_logits, false), (weight.clone(), false), 1.0, DType::F32, math);
+            move_to(d_hidden.clone(), part, places, rows, true);
         }
     }
     (loss, d_hidden)
@@ -219,7 +227,8 @@ impl CrossEntropyOps for CubeBackend {
 
     fn head_logits(hidden: CubeTensor, weight: CubeTensor, softcap: Option<f64>) -> CubeTensor {
         let math = Math::with(&weight);
-        let logits = product((packed("linear_cross_entropy", hidden), false), (weight, true), 1.0, DType::F32, math);
+        let hidden = cast(activations("linear_cross_entropy", hidden), math.kept(DType::F32));
+        let logits = product((hidden, false), (weight, true), 1.0, DType::F32, math);
         if let Some(cap) = softcap {
             let elements = logits.shape().num_elements();
             let client = logits.client.clone();

@@ -23,11 +23,11 @@ pub fn logits_bytes(chunk_rows: usize, vocab: usize) -> usize {
     chunk_rows * vocab * size_of::<f32>()
 }
 
-/// Bytes that [`linear_cross_entropy`] takes beside inputs and results: a chunk's logits and its rows of `hidden` values; on matrix
-/// instructions also the gradient of the logits and those rows, rounded.
+/// Bytes that [`linear_cross_entropy`] takes beside inputs and results, whatever the activations' dtype: a chunk's logits and as many rows
+/// of `hidden` values, in f32; on matrix instructions also the gradient of the logits, rounded.
 pub fn workspace_bytes(runtime: Runtime, chunk_rows: usize, hidden: usize, vocab: usize) -> usize {
     let rounded = match runtime {
-        Runtime::Cubecl { bf16: true, .. } => chunk_rows * (vocab + hidden) * size_of::<bf16>(),
+        Runtime::Cubecl { bf16: true, .. } => chunk_rows * vocab * size_of::<bf16>(),
         _ => 0,
     };
     logits_bytes(chunk_rows, vocab) + chunk_rows * hidden * size_of::<f32>() + rounded
@@ -42,7 +42,7 @@ pub struct CrossEntropy {
     /// `[n]`: -log p(target), 0 where the target is ignored. Neither summed nor divided: the caller knows over how many
     /// trained tokens of the whole accumulation window to average.
     pub loss: Vec<f32>,
-    /// `[n, h]`: `grad_scale` times the gradient of the sum of the losses.
+    /// `[n, h]`, in the dtype of the hidden states: `grad_scale` times the gradient of the sum of the losses.
     pub d_hidden: Option<Tensor<2>>,
 }
 
@@ -57,8 +57,8 @@ pub struct Head {
 
 /// Cross-entropy of softmax(softcap(hidden W^T)) against the targets.
 ///
-/// `hidden` is `[n, h]`, `weight` `[v, h]`, and `targets[t]` the class of row t, already shifted, or [`IGNORED`]. Ignored
-/// rows cost nothing. The logits z become cap * tanh(z / cap) with a `softcap`, and exist for `chunk_rows` rows at a time:
+/// `hidden` is `[n, h]`, f32 and where cubecl computes also f16 or bf16, `weight` `[v, h]`, and `targets[t]` the class of row t, already
+/// shifted, or [`IGNORED`]. Ignored rows cost nothing. The logits z become cap * tanh(z / cap) with a `softcap`, and exist for `chunk_rows` rows at a time:
 /// [`workspace_bytes`]. With `want_grad` the gradient comes too, times `grad_scale`. The result is cut off from any
 /// autodiff graph of the inputs: `d_hidden` is what to start the backward pass of `hidden` with.
 ///
@@ -87,7 +87,7 @@ pub fn linear_cross_entropy(
     };
     let _span = trace::kernel(name, || {
         let trained = targets.iter().filter(|target| **target != IGNORED).count();
-        Work::f32(products * 2 * trained * h * classes, products * n * h)
+        Work::of(products * 2 * trained * h * classes, products * n * h, hidden.dtype())
             .with_weight(h * classes, weight.dtype().size())
     });
     let head = Head { softcap, chunk_rows };
@@ -102,7 +102,7 @@ pub fn linear_cross_entropy(
     CrossEntropy { loss, d_hidden }
 }
 
-/// softcap(hidden W^T), `[n, v]`, without gradient: for small inputs, where the logits themselves are wanted.
+/// softcap(hidden W^T), `[n, v]` in f32, without gradient: for small inputs, where the logits themselves are wanted.
 ///
 /// # Panics
 /// If the shapes do not fit together.

@@ -1,4 +1,6 @@
 use super::*;
+#[cfg(feature = "wgpu")]
+use crate::testing::halves;
 use crate::testing::{check_gradient, close, device, randoms, same_on_one_and_two_threads, wide};
 use burn::tensor::{Device, TensorData};
 
@@ -88,19 +90,42 @@ fn loss_and_gradient_match_the_reference() {
 fn loss_and_gradient_on_matrix_instructions_match_the_reference() {
     use crate::mma::Unit;
     use crate::resolve::cube::Math;
-    use crate::testing::cube::{floats, read};
-    let math = Math::Half { operands: burn::tensor::DType::F16, unit: Unit::Emulated };
-    for (n, h, classes) in [(65, 40, 2104), (7, 61, 75)] {
+    use crate::testing::cube::{floats, read, rounded};
+    use burn::tensor::DType;
+    let math = Math::Half { operands: DType::F16, unit: Unit::Emulated };
+    for (n, h, classes, dtype) in [(65, 40, 2104, DType::F32), (65, 40, 2104, DType::F16), (7, 61, 75, DType::F32)] {
         let case = case(n, h, classes, 4);
-        let (hidden, weight) = (floats(&case.hidden, &[n, h]), floats(&case.weight, &[classes, h]));
+        let (hidden, weight) = (rounded(&case.hidden, &[n, h], dtype), floats(&case.weight, &[classes, h]));
         let head = Head { softcap: Some(5.0), chunk_rows: 40 };
         let (loss, gradient) = cube::loss_and_gradient(hidden, weight, &case.targets, head, Some(0.25), math);
+        let gradient = gradient.expect("a gradient");
+        assert_eq!((loss.dtype, gradient.dtype), (DType::F32, dtype));
         let (hidden, weight) = (wide(&case.hidden), wide(&case.weight));
         close(&read(loss), &reference::forward(&hidden, &weight, h, &case.targets, head.softcap), 2e-3);
         let exact = reference::backward(&hidden, &weight, h, &case.targets, head.softcap);
         let exact: Vec<f64> = exact.iter().map(|d| 0.25 * d).collect();
-        close(&read(gradient.expect("a gradient")), &exact, 5e-3);
+        close(&read(gradient), &exact, 5e-3);
     }
+}
+
+/// In 16 bits only the hidden states and their gradient are rounded.
+#[cfg(feature = "wgpu")]
+#[test]
+fn the_gradient_has_the_dtype_of_the_hidden_states_and_losses_and_logits_are_f32() {
+    use burn::tensor::DType;
+    let case = Case { hidden: halves(40 * 30, 1), ..case(40, 30, 300, 4) };
+    let device = device();
+    let hidden = || case.hidden_tensor(&device).cast(DType::F16);
+    let result = linear_cross_entropy(hidden(), case.weight_tensor(&device), &case.targets, Some(5.0), 0.25, 16, true);
+    let gradient = result.d_hidden.unwrap();
+    assert_eq!(gradient.dtype(), DType::F16);
+    let (exact_hidden, weight) = (wide(&case.hidden), wide(&case.weight));
+    close(&result.loss, &reference::forward(&exact_hidden, &weight, 30, &case.targets, Some(5.0)), 2e-6);
+    let exact = reference::backward(&exact_hidden, &weight, 30, &case.targets, Some(5.0));
+    let exact: Vec<f64> = exact.iter().map(|d| 0.25 * d).collect();
+    close(&gradient.cast(DType::F32).into_data().try_into_vec::<f32>().unwrap(), &exact, 1e-3);
+    let all: Vec<f32> = logits(hidden(), case.weight_tensor(&device), None).into_data().try_into_vec().unwrap();
+    close(&all, &reference::logits(&exact_hidden, &weight, 30, None), 1e-6);
 }
 
 #[test]

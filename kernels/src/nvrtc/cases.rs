@@ -78,8 +78,8 @@ fn attention(
     })
 }
 
-fn loss_head(on: &On, weights: DType) -> (CubeTensor, CubeTensor) {
-    (on.tensor([CHUNK_ROWS, HIDDEN], DType::F32), on.tensor([VOCABULARY, HIDDEN], weights))
+fn loss_head(on: &On, Dtypes { weights, activations }: Dtypes) -> (CubeTensor, CubeTensor) {
+    (on.tensor([CHUNK_ROWS, HIDDEN], activations), on.tensor([VOCABULARY, HIDDEN], weights))
 }
 
 /// The projection to the queries of a sliding layer.
@@ -126,11 +126,11 @@ pub fn cases(dtypes: Dtypes) -> Vec<Case> {
             Cube::moe_route_backward(logits, scale, chosen, share);
         }),
         case("loss head", [head, head], move |on| {
-            let (hidden, weight) = loss_head(on, weights);
+            let (hidden, weight) = loss_head(on, dtypes);
             Cube::linear_cross_entropy_grad(hidden, weight, vec![1; CHUNK_ROWS], HEAD, 1.0);
         }),
         case("loss head, no gradient", [head, head], move |on| {
-            let (hidden, weight) = loss_head(on, weights);
+            let (hidden, weight) = loss_head(on, dtypes);
             Cube::linear_cross_entropy(hidden.clone(), weight.clone(), vec![1; CHUNK_ROWS], HEAD);
             Cube::head_logits(hidden, weight, HEAD.softcap);
         }),
