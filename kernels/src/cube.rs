@@ -26,9 +26,27 @@ pub(crate) fn packed(kernel: &str, tensor: CubeTensor) -> CubeTensor {
 /// # Panics
 /// On a dtype that is not f32, f16 or bf16, naming the kernel.
 pub(crate) fn activations(kernel: &str, tensor: CubeTensor) -> CubeTensor {
-    let taken = matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16);
-    assert!(taken, "{kernel}: the cubecl kernel takes f32, f16 or bf16, not {:?}", tensor.dtype);
+    require_float(kernel, tensor.dtype);
     into_contiguous(tensor)
+}
+
+/// [`activations`] of one dtype.
+///
+/// # Panics
+/// As that, and on another dtype than the first one's.
+pub(crate) fn alike<const N: usize>(kernel: &str, tensors: [CubeTensor; N]) -> [CubeTensor; N] {
+    let dtype = tensors[0].dtype;
+    tensors.map(|tensor| {
+        assert_eq!(tensor.dtype, dtype, "{kernel}: the cubecl kernel takes tensors of one dtype");
+        activations(kernel, tensor)
+    })
+}
+
+/// # Panics
+/// On a dtype that is not f32, f16 or bf16, naming the kernel.
+pub(crate) fn require_float(kernel: &str, dtype: DType) {
+    let taken = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    assert!(taken, "{kernel}: the cubecl kernel takes f32, f16 or bf16, not {dtype:?}");
 }
 
 /// A tensor on the device of `like`, not initialised.

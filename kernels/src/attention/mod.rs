@@ -92,8 +92,8 @@ pub struct Output {
 /// cubecl computes also f16 or bf16. The result has the shape and the dtype of `q`, and is computed in f32. Heads of 16 to 512 values are
 /// meant; multiples of 16 are the fast ones.
 ///
-/// Differentiable in `q`, `k` and `v`, whose gradients have their dtype. Kept for the backward pass: these three, the result, and the log-sum-exp
-/// `[tokens, query heads]` in f32. Results do not depend on the number of threads, and those of a segment do not depend on
+/// Differentiable in `q`, `k` and `v`, whose gradients have their dtype. Kept for the backward pass: these three, the result, and the
+/// log-sum-exp `[tokens, query heads]` in f32. Results do not depend on the number of threads, and those of a segment do not depend on
 /// the other segments, to the last bit.
 ///
 /// # Panics

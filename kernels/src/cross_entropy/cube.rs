@@ -13,7 +13,6 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::cast;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -166,6 +165,7 @@ pub(super) fn loss_and_gradient(
         (_, Math::F32) => Gradient::InPlace,
         (_, Math::Half { .. }) => Gradient::Rounded,
     };
+    let operands = math.kept(DType::F32);
     let (client, device) = (hidden.client.clone(), hidden.device.clone());
     let loss = zeros_client(client.clone(), device.clone(), [n].into(), DType::F32);
     let d_hidden = factor.map(|_| zeros_client(client.clone(), device, [n, h].into(), hidden.dtype));
@@ -175,12 +175,11 @@ pub(super) fn loss_and_gradient(
         let places = upload(&hidden, kept);
         let kept_targets: Vec<u32> = kept.iter().map(|&row| targets[row as usize] as u32).collect();
         // Gathered as operands of the product: they are widened or rounded on their way.
-        let gathered = empty(&hidden, [rows, h], math.kept(DType::F32));
+        let gathered = empty(&hidden, [rows, h], operands);
         move_to(gathered.clone(), hidden.clone(), places.clone(), rows, false);
         let logits = product((gathered, false), (weight.clone(), true), 1.0, DType::F32, math);
         debug_assert_eq!(logits.shape().num_elements() * size_of::<f32>(), logits_bytes(rows, classes));
-        let rounded =
-            empty(&hidden, if gradient == Gradient::Rounded { [rows, classes] } else { [1, 1] }, math.kept(DType::F32));
+        let rounded = empty(&hidden, if gradient == Gradient::Rounded { [rows, classes] } else { [1, 1] }, operands);
         row_loss::launch(
             &client,
             line(rows),
@@ -196,7 +195,7 @@ pub(super) fn loss_and_gradient(
             factor.unwrap_or(1.0) as f32,
             head.softcap.is_some(),
             gradient,
-            dtype_to_storage_type(math.kept(DType::F32)),
+            dtype_to_storage_type(operands),
         );
         if let Some(d_hidden) = &d_hidden {
             let d_logits = if gradient == Gradient::Rounded { rounded } else { logits };
@@ -227,7 +226,7 @@ impl CrossEntropyOps for CubeBackend {
 
     fn head_logits(hidden: CubeTensor, weight: CubeTensor, softcap: Option<f64>) -> CubeTensor {
         let math = Math::with(&weight);
-        let hidden = cast(activations("linear_cross_entropy", hidden), math.kept(DType::F32));
+        let hidden = activations("linear_cross_entropy", hidden);
         let logits = product((hidden, false), (weight, true), 1.0, DType::F32, math);
         if let Some(cap) = softcap {
             let elements = logits.shape().num_elements();

@@ -1,7 +1,7 @@
 //! The rows of a table on cubecl: one cube a row.
 
 use super::EmbeddingOps;
-use crate::cube::{UNITS, empty, line, units, upload};
+use crate::cube::{UNITS, empty, line, require_float, units, upload};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -35,8 +35,7 @@ fn embedding<W: Float>(
 
 impl EmbeddingOps for CubeBackend {
     fn scaled_embedding(table: CubeTensor, ids: Vec<u32>, scale: f32) -> CubeTensor {
-        let taken = matches!(table.dtype, DType::F32 | DType::F16 | DType::BF16);
-        assert!(taken, "embedding: the cubecl kernel takes f32, f16 or bf16, not {:?}", table.dtype);
+        require_float("embedding", table.dtype);
         // A table whose rows lie further apart than they are long is read as it is: it is far larger than what is wanted of it.
         let table = if table.meta.strides()[1] == 1 { table } else { into_contiguous(table) };
         let (distance, dtype) = (table.meta.strides()[0], dtype_to_storage_type(table.dtype));

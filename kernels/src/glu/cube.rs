@@ -1,7 +1,7 @@
 //! The gated linear unit on cubecl: one unit an element.
 
 use super::GluOps;
-use crate::cube::{activations, cover, empty, units};
+use crate::cube::{alike, cover, empty, units};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::CubeBackend;
@@ -59,7 +59,7 @@ fn geglu_backward<T: Float>(
 
 impl GluOps for CubeBackend {
     fn geglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
-        let [gate, up] = [gate, up].map(|tensor| activations("geglu", tensor));
+        let [gate, up] = alike("geglu", [gate, up]);
         let out = empty(&gate, gate.shape(), gate.dtype);
         let dtype = dtype_to_storage_type(gate.dtype);
         geglu::launch(
@@ -75,8 +75,7 @@ impl GluOps for CubeBackend {
     }
 
     fn geglu_backward(gate: CubeTensor, up: CubeTensor, d_out: CubeTensor) -> (CubeTensor, CubeTensor) {
-        let [gate, up, d_out] = [gate, up, d_out].map(|tensor| activations("geglu", tensor));
-        assert_eq!(d_out.dtype, gate.dtype, "geglu: a gradient has the dtype of its tensor");
+        let [gate, up, d_out] = alike("geglu", [gate, up, d_out]);
         let [d_gate, d_up] = [(); 2].map(|()| empty(&gate, gate.shape(), gate.dtype));
         let dtype = dtype_to_storage_type(gate.dtype);
         geglu_backward::launch(

@@ -71,8 +71,8 @@ pub struct Output {
 
 /// y = x W^T, plus the adapter's part: `[n, out]`, of the dtype of `x`.
 ///
-/// `x` is `[n, in]`, f32, or on cubecl any float, and `weight` `[out, in]`, f32 or bf16; A and B are f32. Gradients go to `x` and to the adapter; the weight is frozen and never gets
-/// one. Between forward and backward only `x` and the `[n, rank]` product are kept.
+/// `x` is `[n, in]`, f32, or on cubecl any float, and `weight` `[out, in]`, f32 or bf16; A and B are f32. Gradients go to `x` and to the
+/// adapter; the weight is frozen and never gets one. Between forward and backward only `x` and the `[n, rank]` product are kept.
 ///
 /// # Panics
 /// If the shapes do not fit together, or on a dtype that the device's kernel does not take, naming it.

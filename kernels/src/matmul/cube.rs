@@ -10,6 +10,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::kernel::cast;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
 impl Math {
     /// That of a product with the frozen matrix `weight`, and of the adapter beside it.
@@ -54,10 +55,35 @@ pub(super) struct Product<'a> {
     pub(super) factor: f32,
 }
 
+/// How a product's operands lie and what it has of them, for which every kernel has variants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Layout {
+    /// The left matrix is stored `[k, m]`.
+    pub(super) a_transposed: bool,
+    /// The right one is stored `[n, k]`.
+    pub(super) b_transposed: bool,
+    /// A second product is added.
+    pub(super) beside: bool,
+    /// Rows are multiplied by the matrix of their group.
+    pub(super) grouped: bool,
+    /// Rows come from where `sources` says.
+    pub(super) gathered: bool,
+}
+
 impl Product<'_> {
+    pub(super) fn layout(&self) -> Layout {
+        Layout {
+            a_transposed: self.a.1,
+            b_transposed: self.b.1,
+            beside: self.beside.is_some(),
+            grouped: self.grouping.is_some(),
+            gathered: self.grouping.as_ref().is_some_and(|grouping| grouping.gather.is_some()),
+        }
+    }
+
     /// What the second product sums over.
-    pub(super) fn depth(beside: &Option<[CubeTensor; 2]>, transposed: bool) -> usize {
-        beside.as_ref().map_or(0, |[left, _]| left.shape()[if transposed { 0 } else { 1 }])
+    pub(super) fn second_depth(&self) -> usize {
+        self.beside.as_ref().map_or(0, |[left, _]| left.shape()[if self.a.1 { 0 } else { 1 }])
     }
 
     /// Writes it to `out [m, n]`, of any float.
@@ -82,10 +108,11 @@ pub(super) struct Rows {
 impl Rows {
     /// Those of `m` rows, on the device of `like`.
     pub(super) fn new(grouping: Option<Grouping>, m: usize, side: usize, like: &CubeTensor) -> Self {
-        // What is absent is not read: something else stands in.
+        // What is absent is not read.
         let absent = || upload(like, &[]);
         let Some(Grouping { groups: Groups { offsets, rows }, gather }) = grouping else {
-            return Self { offsets: absent(), sources: absent(), groups: 0, divisor: 1, tiles: m.div_ceil(side) };
+            let nothing = absent();
+            return Self { offsets: nothing.clone(), sources: nothing, groups: 0, divisor: 1, tiles: m.div_ceil(side) };
         };
         let (sources, divisor) = gather.map_or_else(|| (absent(), 1), |(sources, divisor)| (sources.clone(), divisor));
         let groups = offsets.shape().num_elements() - 1;
@@ -93,6 +120,32 @@ impl Rows {
         let tiles = rows.div_ceil(side) + groups.min(rows);
         Self { offsets: offsets.clone(), sources, groups, divisor, tiles }
     }
+}
+
+/// The group, the first row and the end of the rows of tile `tile` of rows, `side` of them. A tile beyond the last has none.
+#[cube]
+pub(super) fn rows_of_tile(
+    offsets: &[u32],
+    groups: usize,
+    tile: usize,
+    #[comptime] side: usize,
+) -> (usize, usize, usize) {
+    let mut group = 0usize;
+    let mut row0 = 0usize;
+    let mut rows_end = 0usize;
+    let mut tiles_before = 0usize;
+    for g in 0..groups {
+        let start = offsets[g] as usize;
+        let end = offsets[g + 1] as usize;
+        let tiles = (end - start).div_ceil(side);
+        if tile >= tiles_before && tile < tiles_before + tiles {
+            group = g;
+            row0 = start + (tile - tiles_before) * side;
+            rows_end = end;
+        }
+        tiles_before += tiles;
+    }
+    (group, row0, rows_end)
 }
 
 /// `factor a b` as `out`, for `a [m, k]` and `b [k, n]`, or with `true` beside an operand that operand's transpose: `[m, n]`. Operands are

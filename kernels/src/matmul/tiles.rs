@@ -3,7 +3,7 @@
 //! A cube makes 64 x 64 elements from tiles 16 deep in shared memory, 4 x 4 in the registers of each unit. The sum over
 //! the inner dimension runs from first to last, so an element depends neither on the rows beside it nor on the grid.
 
-use super::cube::{Product, Rows};
+use super::cube::{Layout, Product, Rows, rows_of_tile};
 use crate::cube::units;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
@@ -17,21 +17,6 @@ const DEPTH: usize = 16;
 /// Elements of one tile in shared memory.
 const SHARED: usize = TILE * DEPTH;
 
-/// Which of the kernel's variants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
-    /// The left matrix is stored `[k, m]`.
-    a_transposed: bool,
-    /// The right one is stored `[n, k]`.
-    b_transposed: bool,
-    /// A second product is added.
-    beside: bool,
-    /// Rows are multiplied by the matrix of their group.
-    grouped: bool,
-    /// Rows come from where `sources` says.
-    gathered: bool,
-}
-
 /// Fills `tile [DEPTH, TILE]` with rows `row0..rows_end` and columns `k0..` of the left matrix, whose lines are rows or, if it is
 /// transposed, the `rows_end` values of a column.
 #[cube]
@@ -44,21 +29,21 @@ fn load_left<A: Float>(
     rows_end: usize,
     k0: usize,
     k: usize,
-    #[comptime] plan: Plan,
+    #[comptime] layout: Layout,
 ) {
     #[unroll]
     for l in 0..4usize {
         let i = UNIT_POS as usize + l * 256;
-        let depth = if comptime!(plan.a_transposed) { i / TILE } else { i % DEPTH };
-        let row = if comptime!(plan.a_transposed) { i % TILE } else { i / DEPTH };
+        let depth = if comptime!(layout.a_transposed) { i / TILE } else { i % DEPTH };
+        let row = if comptime!(layout.a_transposed) { i % TILE } else { i / DEPTH };
         let mut value = 0.0f32;
         if k0 + depth < k && row0 + row < rows_end {
             let mut source = row0 + row;
-            if comptime!(plan.gathered) {
+            if comptime!(layout.gathered) {
                 source = sources[source] as usize / divisor;
             }
             let place =
-                if comptime!(plan.a_transposed) { (k0 + depth) * rows_end + source } else { source * k + k0 + depth };
+                if comptime!(layout.a_transposed) { (k0 + depth) * rows_end + source } else { source * k + k0 + depth };
             value = f32::cast_from(a[place]);
         }
         tile[depth * TILE + row] = value;
@@ -110,15 +95,15 @@ fn add_product<A: Float, B: Float>(
     col0: usize,
     n: usize,
     k: usize,
-    #[comptime] plan: Plan,
+    #[comptime] layout: Layout,
 ) {
     let row = UNIT_POS as usize / 16 * 4;
     let col = UNIT_POS as usize % 16 * 4;
     let steps = select(row0 < rows_end, k.div_ceil(DEPTH), 0usize);
     for step in 0..steps {
         let k0 = step * DEPTH;
-        load_left::<A>(a, sources, divisor, left, row0, rows_end, k0, k, plan);
-        load_right::<B>(b, right, matrix, col0, k0, n, k, comptime!(plan.b_transposed));
+        load_left::<A>(a, sources, divisor, left, row0, rows_end, k0, k, layout);
+        load_right::<B>(b, right, matrix, col0, k0, n, k, comptime!(layout.b_transposed));
         sync_cube();
         for depth in 0..DEPTH {
             #[unroll]
@@ -163,7 +148,7 @@ fn matmul<A: Float, B: Float, B2: Float, C: Float>(
     groups: usize,
     divisor: usize,
     factor: f32,
-    #[comptime] plan: Plan,
+    #[comptime] layout: Layout,
     #[define(A, B, B2, C)] _dtypes: [ElemType; 4],
 ) {
     let mut left = Shared::<[f32]>::new_slice(SHARED);
@@ -172,30 +157,19 @@ fn matmul<A: Float, B: Float, B2: Float, C: Float>(
     let mut row0 = CUBE_POS_Y as usize * TILE;
     let mut rows_end = m;
     let mut matrix = 0usize;
-    if comptime!(plan.grouped) {
-        let mut tiles_before = 0usize;
-        // A cube beyond the last tile has no rows: it multiplies nothing and writes nothing.
-        rows_end = 0usize;
-        for g in 0..groups {
-            let start = offsets[g] as usize;
-            let end = offsets[g + 1] as usize;
-            let tiles = (end - start).div_ceil(TILE);
-            let tile = CUBE_POS_Y as usize;
-            if tile >= tiles_before && tile < tiles_before + tiles {
-                matrix = g * n * k;
-                row0 = start + (tile - tiles_before) * TILE;
-                rows_end = end;
-            }
-            tiles_before += tiles;
-        }
+    if comptime!(layout.grouped) {
+        let (group, first, end) = rows_of_tile(offsets, groups, CUBE_POS_Y as usize, TILE);
+        matrix = group * n * k;
+        row0 = first;
+        rows_end = end;
     }
     let mut sums = zeros();
     add_product::<A, B>(
-        a, b, sources, divisor, &mut left, &mut right, &mut sums, matrix, row0, rows_end, col0, n, k, plan,
+        a, b, sources, divisor, &mut left, &mut right, &mut sums, matrix, row0, rows_end, col0, n, k, layout,
     );
-    if comptime!(plan.beside) {
+    if comptime!(layout.beside) {
         add_product::<A, B2>(
-            a2, b2, sources, divisor, &mut left, &mut right, &mut sums, matrix, row0, rows_end, col0, n, k2, plan,
+            a2, b2, sources, divisor, &mut left, &mut right, &mut sums, matrix, row0, rows_end, col0, n, k2, layout,
         );
     }
     let row = row0 + UNIT_POS as usize / 16 * 4;
@@ -213,18 +187,11 @@ fn matmul<A: Float, B: Float, B2: Float, C: Float>(
 
 /// Writes `product` to `c [m, n]`.
 pub(super) fn write(product: Product, c: &CubeTensor) {
-    let Product { a: (a, a_transposed), b: (b, b_transposed), shape: [m, n, k], beside, grouping, factor } = product;
+    let (layout, k2) = (product.layout(), product.second_depth());
+    let Product { a: (a, _), b: (b, _), shape: [m, n, k], beside, grouping, factor } = product;
     let [a, b] = [a, b].map(into_contiguous);
-    let (with_second, k2) = (beside.is_some(), Product::depth(&beside, a_transposed));
     // What is absent is not read: something else stands in.
     let [a2, b2] = beside.map_or_else(|| [a.clone(), b.clone()], |operands| operands.map(into_contiguous));
-    let plan = Plan {
-        a_transposed,
-        b_transposed,
-        beside: with_second,
-        grouped: grouping.is_some(),
-        gathered: grouping.as_ref().is_some_and(|grouping| grouping.gather.is_some()),
-    };
     let Rows { offsets, sources, groups, divisor, tiles } = Rows::new(grouping, m, TILE, c);
     let dtypes = [a.dtype, b.dtype, b2.dtype, c.dtype].map(dtype_to_storage_type);
     matmul::launch(
@@ -245,7 +212,7 @@ pub(super) fn write(product: Product, c: &CubeTensor) {
         groups,
         divisor,
         factor,
-        plan,
+        layout,
         dtypes,
     );
 }

@@ -34,8 +34,7 @@ fn rms_norm<X: Float, Y: Float>(
     scale: f32,
     #[comptime] weighted: bool,
     #[comptime] added: bool,
-    #[define(X)] _x_dtype: ElemType,
-    #[define(Y)] _y_dtype: ElemType,
+    #[define(X, Y)] _dtypes: [ElemType; 2],
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
     let wanted = CUBE_POS < rows;
@@ -69,8 +68,7 @@ fn rms_norm_backward<X: Float, Y: Float>(
     eps: f32,
     scale: f32,
     #[comptime] weighted: bool,
-    #[define(X)] _x_dtype: ElemType,
-    #[define(Y)] _y_dtype: ElemType,
+    #[define(X, Y)] _dtypes: [ElemType; 2],
 ) {
     let mut partial = Shared::<[f32]>::new_slice(256usize);
     let wanted = CUBE_POS < rows;
@@ -121,7 +119,7 @@ impl RmsNormKernel for CubeBackend {
             }
         };
         let y = empty(&x, x.shape(), out);
-        let x_dtype = dtype_to_storage_type(x.dtype);
+        let dtypes = [x.dtype, out].map(dtype_to_storage_type);
         rms_norm::launch(
             &x.client.clone(),
             line(rows),
@@ -136,8 +134,7 @@ impl RmsNormKernel for CubeBackend {
             scale,
             weighted,
             added,
-            x_dtype,
-            dtype_to_storage_type(out),
+            dtypes,
         );
         y
     }
@@ -148,7 +145,7 @@ impl RmsNormKernel for CubeBackend {
         let [rows, dim] = x.shape().dims();
         let weighted = weight.is_some();
         let weight = weight.map_or_else(|| x.clone(), |weight| packed("rms_norm", weight));
-        let [x_dtype, y_dtype] = [x.dtype, dy.dtype].map(dtype_to_storage_type);
+        let dtypes = [x.dtype, dy.dtype].map(dtype_to_storage_type);
         rms_norm_backward::launch(
             &x.client.clone(),
             line(rows),
@@ -162,8 +159,7 @@ impl RmsNormKernel for CubeBackend {
             eps as f32,
             scale,
             weighted,
-            x_dtype,
-            y_dtype,
+            dtypes,
         );
         dx
     }

@@ -2,7 +2,7 @@
 
 use super::backend::{RopeKernel, RopeOps};
 use super::cpu::Direction;
-use crate::cube::{UNITS, activations, cover, empty, line, packed, sum_units, units};
+use crate::cube::{UNITS, activations, alike, cover, empty, line, packed, sum_units, units};
 use crate::norm::cube::inverse_rms;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -189,8 +189,7 @@ impl RopeOps for CubeBackend {
         dy: CubeTensor,
         eps: f64,
     ) -> CubeTensor {
-        let [x, dy] = [x, dy].map(|tensor| activations("rope with rms_norm", tensor));
-        assert_eq!(dy.dtype, x.dtype, "rope with rms_norm: a gradient has the dtype of its tensor");
+        let [x, dy] = alike("rope with rms_norm", [x, dy]);
         let [weight, cos, sin] = [weight, cos, sin].map(|tensor| packed("rope with rms_norm", tensor));
         let dx = empty(&x, x.shape(), x.dtype);
         let [tokens, heads, head_dim] = x.shape().dims();

@@ -14,7 +14,7 @@ mod tile;
 
 use super::backend::{AttentionKernel, AttentionOps, Output};
 use super::{Attention, Segments};
-use crate::cube::{activations, empty, line, packed, units, upload};
+use crate::cube::{alike, empty, line, packed, units, upload};
 use crate::resolve::cube::{Math, math};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -66,18 +66,6 @@ impl Inputs {
     }
 }
 
-/// `tensors`, which are of one dtype, as buffers of exactly their elements in row-major order.
-///
-/// # Panics
-/// On another dtype than the first one's, or on one that is not f32, f16 or bf16.
-fn alike<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N] {
-    let dtype = tensors[0].dtype;
-    tensors.map(|tensor| {
-        assert_eq!(tensor.dtype, dtype, "windowed_attention: the cubecl kernel takes tensors of one dtype");
-        activations("windowed_attention", tensor)
-    })
-}
-
 /// The dot of every head's result and its gradient: `[tokens, query heads]`, f32.
 fn row_dots(out: CubeTensor, dout: CubeTensor) -> CubeTensor {
     let [tokens, heads, dim] = out.shape().dims();
@@ -98,7 +86,7 @@ fn row_dots(out: CubeTensor, dout: CubeTensor) -> CubeTensor {
 
 /// The forward pass, computed in `math`.
 fn attend(q: CubeTensor, k: CubeTensor, v: CubeTensor, attention: &Attention, math: Math) -> Output<CubeBackend> {
-    let [q, k, v] = alike([q, k, v]);
+    let [q, k, v] = alike("windowed_attention", [q, k, v]);
     let [tokens, heads, _] = q.shape().dims();
     let output = Output { out: empty(&q, q.shape(), q.dtype), lse: empty(&q, [tokens, heads], DType::F32) };
     match math {
@@ -116,7 +104,7 @@ fn pull_back(
     math: Math,
 ) -> [CubeTensor; 3] {
     let [q, k, v, dout] = inputs;
-    let [q, k, v, out, dout] = alike([q, k, v, output.out, dout]);
+    let [q, k, v, out, dout] = alike("windowed_attention", [q, k, v, output.out, dout]);
     let saved = [packed("windowed_attention", output.lse), row_dots(out, dout.clone())];
     let gradients = [&q, &k, &v].map(|x| empty(x, x.shape(), x.dtype));
     let inputs = [q, k, v, dout];

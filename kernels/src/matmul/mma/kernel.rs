@@ -7,6 +7,7 @@
 //! Cubes that run at once share lines of both operands in the device's cache: bands of [`BAND`] tiles of rows pass over all columns.
 //! Walked row after row, the logits of a chunk of 1,024 rows would read the vocabulary's matrix eight times.
 
+use super::super::cube::rows_of_tile;
 use super::{DEPTH, Epilogue, Plan, UNITS};
 use crate::glu::cube::gelu;
 use crate::mma::{
@@ -93,14 +94,14 @@ fn copy_tiles<E: Float>(
     k: usize,
     #[comptime] plan: Plan,
 ) {
-    let order = comptime!(if plan.gathered { Order::Gathered } else { Order::AsStored });
-    if comptime!(plan.a_transposed) {
+    let order = comptime!(if plan.layout.gathered { Order::Gathered } else { Order::AsStored });
+    if comptime!(plan.layout.a_transposed) {
         copy_tile::<E>(a, sources, divisor, left, stage, 0usize, a_distance, k0, k, row0, rows_end, false, order, plan);
     } else {
         copy_tile::<E>(a, sources, divisor, left, stage, 0usize, a_distance, row0, rows_end, k0, k, true, order, plan);
     }
     let order = comptime!(if plan.epilogue == Epilogue::Geglu { Order::Paired } else { Order::AsStored });
-    if comptime!(plan.b_transposed) {
+    if comptime!(plan.layout.b_transposed) {
         copy_tile::<E>(b, sources, divisor, right, stage, matrix, b_distance, col0, n, k0, k, true, order, plan);
     } else {
         copy_tile::<E>(b, sources, divisor, right, stage, matrix, b_distance, k0, k, col0, n, false, order, plan);
@@ -159,26 +160,16 @@ pub(super) fn mma_product<E: Float, C: Float, N: Size>(
     let mut row0 = tile_row * side;
     let mut rows_end = m;
     let mut matrix = 0usize;
-    if comptime!(plan.grouped) {
-        let mut tiles_before = 0usize;
-        // A cube beyond the last tile has no rows: it multiplies nothing and writes nothing.
-        rows_end = 0usize;
-        for g in 0..groups {
-            let start = offsets[g] as usize;
-            let end = offsets[g + 1] as usize;
-            let tiles = (end - start).div_ceil(side);
-            if tile_row >= tiles_before && tile_row < tiles_before + tiles {
-                matrix = g * b_matrix;
-                row0 = start + (tile_row - tiles_before) * side;
-                rows_end = end;
-            }
-            tiles_before += tiles;
-        }
+    if comptime!(plan.layout.grouped) {
+        let (group, first, end) = rows_of_tile(offsets, groups, tile_row, side);
+        matrix = group * b_matrix;
+        row0 = first;
+        rows_end = end;
     }
     let part0 = CUBE_POS_Z as usize * part;
     let first_steps = usize::min(part, k - part0).div_ceil(DEPTH);
     let mut steps = first_steps;
-    if comptime!(plan.beside) {
+    if comptime!(plan.layout.beside) {
         steps += k2.div_ceil(DEPTH);
     }
     let steps = select(row0 < rows_end, steps, 0usize);
@@ -204,7 +195,7 @@ pub(super) fn mma_product<E: Float, C: Float, N: Size>(
                     b_distance, k0, k, plan,
                 );
             }
-            if comptime!(plan.beside) {
+            if comptime!(plan.layout.beside) {
                 if step >= first_steps {
                     let k0 = (step - first_steps) * DEPTH;
                     copy_tiles::<E>(
@@ -229,9 +220,9 @@ pub(super) fn mma_product<E: Float, C: Float, N: Size>(
                 }
             }
         }
-        end_copies(comptime!(plan.copier()));
+        end_copies(unit);
         if step > 0 {
-            wait_for_all_but_last(comptime!(plan.copier()));
+            wait_for_all_but_last(unit);
             sync_cube();
             let at = (step - 1) % 2 * stage;
             for half in 0..comptime!(DEPTH / 16) {
@@ -240,14 +231,14 @@ pub(super) fn mma_product<E: Float, C: Float, N: Size>(
                 #[unroll]
                 for j in 0..cols16 {
                     let col = warp_col + comptime!(j * 16);
-                    let pitch = comptime!(plan.pitch(plan.b_transposed));
-                    rights.push(load_right::<E>(&right, at, col, k0, pitch, comptime!(plan.b_transposed), unit));
+                    let pitch = comptime!(plan.pitch(plan.layout.b_transposed));
+                    rights.push(load_right::<E>(&right, at, col, k0, pitch, comptime!(plan.layout.b_transposed), unit));
                 }
                 #[unroll]
                 for i in 0..rows16 {
                     let row = warp_row + comptime!(i * 16);
-                    let pitch = comptime!(plan.pitch(!plan.a_transposed));
-                    let fragment = load_left::<E>(&left, at, row, k0, pitch, comptime!(plan.a_transposed), unit);
+                    let pitch = comptime!(plan.pitch(!plan.layout.a_transposed));
+                    let fragment = load_left::<E>(&left, at, row, k0, pitch, comptime!(plan.layout.a_transposed), unit);
                     #[unroll]
                     for j in 0..comptime!(cols16 * 2) {
                         let right = rights.index(comptime!(j / 2));

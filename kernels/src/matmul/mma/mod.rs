@@ -4,7 +4,7 @@
 mod kernel;
 
 use super::PART_OF_ROWS;
-use super::cube::{Product, Rows};
+use super::cube::{Layout, Product, Rows};
 use crate::cube::{cover, empty, units};
 use crate::mma::{COPIED, LANES, SCRATCH, Unit};
 use burn::backend::TensorMetadata;
@@ -38,17 +38,8 @@ pub(crate) enum Epilogue {
 /// Which of the kernel's variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
-    /// The left matrix is stored `[k, m]`.
-    a_transposed: bool,
-    /// The right one is stored `[n, k]`.
-    b_transposed: bool,
+    layout: Layout,
     epilogue: Epilogue,
-    /// A second product is added.
-    beside: bool,
-    /// Rows are multiplied by the matrix of their group.
-    grouped: bool,
-    /// Rows come from where `sources` says.
-    gathered: bool,
     /// Lines begin at multiples of 16 bytes.
     aligned: bool,
     unit: Unit,
@@ -62,10 +53,6 @@ impl Plan {
             Unit::Native => 128,
             Unit::Emulated => 64,
         }
-    }
-
-    fn copier(&self) -> Unit {
-        if self.aligned { self.unit } else { Unit::Emulated }
     }
 
     /// Distance of lines in shared memory, where lines run along the depth or not.
@@ -110,19 +97,15 @@ impl Lines {
 
 /// Writes `product` to `c [m, n]`, with operands rounded to `operands`, of 16 bits.
 pub(super) fn write(product: Product, epilogue: Epilogue, operands: DType, unit: Unit, c: &CubeTensor) {
-    let Product { a: (a, a_transposed), b: (b, b_transposed), shape: [m, n, k], beside, grouping, factor } = product;
+    let (layout, k2) = (product.layout(), product.second_depth());
+    let Product { a: (a, _), b: (b, _), shape: [m, n, k], beside, grouping, factor } = product;
     let lines = |operand| Lines::new(cast(operand, operands));
     let [a, b] = [a, b].map(lines);
-    let (second, k2) = (beside.is_some(), Product::depth(&beside, a_transposed));
     // What is absent is not read: something else stands in.
     let [a2, b2] = beside.map_or_else(|| [a.clone(), b.clone()], |operands| operands.map(lines));
     let plan = Plan {
-        a_transposed,
-        b_transposed,
+        layout,
         epilogue,
-        beside: second,
-        grouped: grouping.is_some(),
-        gathered: grouping.as_ref().is_some_and(|grouping| grouping.gather.is_some()),
         aligned: [&a, &b, &a2, &b2].iter().all(|lines| lines.distance.is_multiple_of(COPIED)),
         unit,
     };
@@ -131,8 +114,8 @@ pub(super) fn write(product: Product, epilogue: Epilogue, operands: DType, unit:
     let b_matrix = distances[1] * b.shape()[b.shape().num_dims() - 2];
     let Rows { offsets, sources, groups, divisor, tiles } = Rows::new(grouping, m, plan.side(), c);
     let tile_cols = if epilogue == Epilogue::Geglu { n.div_ceil(8) * 16 } else { n }.div_ceil(plan.side());
-    let part = match a_transposed {
-        _ if plan.beside || plan.grouped => k,
+    let part = match layout.a_transposed {
+        _ if layout.beside || layout.grouped => k,
         true => PART_OF_ROWS.min(k),
         false => PART.min(k),
     };
