@@ -61,6 +61,19 @@ fn a_device_that_a_build_has_not_is_refused_by_every_command_that_computes() {
 }
 
 #[test]
+fn activations_that_a_cpu_does_not_pass_on_are_refused_by_the_kernel_that_lacks_them() {
+    for activations in ["bf16", "f16"] {
+        let set = format!("train.activations={activations}");
+        let said = fails(&["run", QUICKSTART, "--set", &set], 9);
+        for part in
+            ["device::unsupported", "`rms_norm` cannot run on `cpu`", activations, "--set train.activations=f32"]
+        {
+            assert!(said.contains(part), "{part} is not in\n{said}");
+        }
+    }
+}
+
+#[test]
 fn config_show_says_where_each_value_came_from() {
     let shown = ok(&["config", "show", "configs/variants/quickstart-shuffled.toml", "--set", "train.lr=1e-4"]);
     let line = |key: &str| shown.lines().find(|l| l.starts_with(&format!("{key} ="))).expect(key).to_string();

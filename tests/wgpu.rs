@@ -44,6 +44,40 @@ fn a_step_of_the_quickstart_gives_the_loss_of_the_cpu() {
     assert!(provenance["jit"]["compiled"].as_u64().unwrap() > 14, "{provenance}");
 }
 
+#[test]
+fn steps_with_activations_in_f16_come_near_those_of_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = short::config(dir.path(), "").display().to_string();
+    let run = |name: &str, sets: &[&str]| {
+        let run = dir.path().join(name);
+        ok(&[&["run", &config, "--run-dir", run.to_str().unwrap()], sets].concat());
+        let [metrics, provenance] =
+            ["metrics.jsonl", "provenance.json"].map(|file| fs::read_to_string(run.join(file)).unwrap());
+        let metrics: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (metrics, serde_json::from_str::<Value>(&provenance).unwrap())
+    };
+    let (on_cpu, _) = run("cpu", &[]);
+    let (in_f16, provenance) = run("f16", &["--device", "wgpu", "--set", "train.activations=f16"]);
+    assert_eq!(on_cpu.len(), in_f16.len());
+    let mut compared = 0;
+    for (cpu, wgpu) in on_cpu.iter().zip(&in_f16) {
+        for field in ["loss", "grad_norm"] {
+            let [cpu, wgpu] = [cpu, wgpu].map(|metrics| metrics[field].as_f64());
+            let (Some(cpu), Some(wgpu)) = (cpu, wgpu) else { continue };
+            println!("{field}: {cpu} in f32 on the CPU, {wgpu} in f16 on wgpu");
+            assert!((cpu - wgpu).abs() <= 1e-2 * cpu.max(1.0), "{field}: {cpu} and {wgpu}");
+            assert_ne!(cpu, wgpu, "nothing was rounded");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 6, "{in_f16:#?}");
+    for (name, kernel) in provenance["kernels"].as_object().unwrap() {
+        let passed_on = if name == "embedding" { "" } else { ", f16 in and out" };
+        assert_eq!(kernel["resolved"], format!("cubecl-f32-wgpu<wgsl>{passed_on}"), "{name}");
+        assert!(kernel["requested"].as_str().unwrap().ends_with(", activations f16"), "{name}: {kernel}");
+    }
+}
+
 /// One configuration for all of it: each process compiles its kernels anew.
 #[test]
 fn what_a_step_takes_is_measured_there_by_kernel() {
@@ -89,6 +123,12 @@ fn weights_that_the_device_cannot_hold_are_refused_by_the_kernel_that_lacks_them
     let error =
         fails(&[&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap()], &sets[..]].concat(), 9);
     assert!(error.contains("device::unsupported") && error.contains("`lora_linear`"), "{error}");
+    let sets = ["--device", "wgpu", "--set", "train.activations=bf16"];
+    let error =
+        fails(&[&["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap()], &sets[..]].concat(), 9);
+    for part in ["device::unsupported", "`rms_norm`", "no bf16", "--set train.activations=f16"] {
+        assert!(error.contains(part), "{part} is not in\n{error}");
+    }
     // A card that is pinned is that one, or none.
     let pinned = ["run", "configs/quickstart.toml", "--run-dir", run.to_str().unwrap(), "--device", "wgpu:9"];
     let error = fails(&pinned, 9);

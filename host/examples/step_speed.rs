@@ -78,7 +78,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         json!({
             "engine": "tunehost", "loss": loss, "wall_s": sorted[sorted.len() / 2], "walls_s": walls,
             "tokens": batch.tokens(), "peak_mib": peak_mib(), "loaded_peak_mib": loaded_peak_mib,
-            "kernels": BTreeMap::from(device::kernels("cpu", weights)?), "threads": args.threads,
+            "kernels": BTreeMap::from(device::kernels("cpu", weights.beside_f32())?), "threads": args.threads,
         })
     );
     Ok(())

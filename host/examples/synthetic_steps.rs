@@ -2,13 +2,13 @@
 //! it with the shape of Gemma-4 26B-A4B: first rows of one length, then every second row half as long, which without padding costs
 //! its real tokens.
 //!
-//!     synthetic_steps tests/fixtures/gemma4-26b-a4b-config.json --device cuda:0 --weights bf16 --tokens 16384 --chunk 512
+//!     synthetic_steps tests/fixtures/gemma4-26b-a4b-config.json --device cuda:0 --weights bf16 --activations bf16 --tokens 16384 --chunk 512
 
 use clap::Parser;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
-use tunehost::config::{LoraConfig, TrainConfig, WeightDtype};
+use tunehost::config::{ActivationDtype, LoraConfig, TrainConfig, WeightDtype};
 use tunehost::device;
 use tunehost::model::adapter::Adapter;
 use tunehost::model::config::TextConfig;
@@ -20,6 +20,7 @@ use tunehost::run::machine::peak_resident_bytes;
 use tunehost::train::batch::Batch;
 use tunehost::train::engine::{Engine, Gradients};
 use tunehost::train::optimizer::{AdamW, clip_factor, global_norm};
+use tunehost_kernels::resolve::Dtypes;
 
 #[derive(Parser)]
 struct Args {
@@ -31,6 +32,9 @@ struct Args {
     /// f32 or bf16: how the frozen matrices and the residual stream are kept.
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     weights: String,
+    /// f32, bf16 or f16: what the operations of a layer pass to each other.
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    activations: String,
     /// Rows of a micro-batch.
     #[arg(long, default_value_t = 2)]
     rows: usize,
@@ -53,11 +57,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let weights = if args.weights == "bf16" { WeightDtype::Bf16 } else { WeightDtype::F32 };
     let text = TextConfig::parse(&serde_json::from_slice(&std::fs::read(&args.config)?)?)?;
     let device = device::open(&args.device)?;
-    device::check(&args.device, weights, weights, &text)?;
-    for (kernel, by) in BTreeMap::from(device::kernels(&args.device, weights)?) {
+    let activations: ActivationDtype = serde_json::from_value(args.activations.into())?;
+    let dtypes = Dtypes { weights: weights.dtype(), activations: activations.dtype() };
+    device::check(&args.device, dtypes, weights, &text)?;
+    for (kernel, by) in BTreeMap::from(device::kernels(&args.device, dtypes)?) {
         println!("{kernel:<22} {by}");
     }
-    let model = Model::random(&text, &device, weights);
+    let mut model = Model::random(&text, &device, weights);
+    model.activations = dtypes.activations;
     let lora = LoraConfig { rank: args.rank, alpha: args.rank as f64, ..LoraConfig::default() };
     let plan = LoraPlan::new(&lora, &model.spec)?;
     let (parameters, adapted, layers) = (model.spec.parameters(), plan.parameters(), text.layers.len());

@@ -12,7 +12,7 @@ use nvml_wrapper::{Nvml, error::NvmlError};
 use tunehost_kernels::gpu::Adapter;
 pub use tunehost_kernels::gpu::Held;
 pub use tunehost_kernels::resolve::sha256 as kernels_sha256;
-use tunehost_kernels::resolve::{self, Table};
+use tunehost_kernels::resolve::{self, Dtypes, Refusal, Table};
 
 /// A device, as configurations name it.
 #[derive(Clone, Copy)]
@@ -98,25 +98,20 @@ pub fn open(name: &str) -> Result<Device> {
     })
 }
 
-/// Whether the device `name` takes the weights, the residual stream and the sizes of a model. None falls back to another device.
+/// Whether the device `name` takes what a model's tensors are kept in, its residual stream and its sizes. None falls back to another
+/// device.
 ///
 /// # Errors
 /// `device::unavailable`; `device::unsupported`, naming the kernel.
-pub fn check(name: &str, weights: WeightDtype, residuals: WeightDtype, text: &TextConfig) -> Result<()> {
+pub fn check(name: &str, dtypes: Dtypes, residuals: WeightDtype, text: &TextConfig) -> Result<()> {
     let device = Name::parse(name)?;
+    kernels(name, dtypes)?;
     #[cfg(feature = "wgpu")]
-    if let Name::Wgpu(_) = device {
-        if weights != WeightDtype::F32 {
-            return Err(unsupported(name, "lora_linear", &format!("it has no weights in {}", weights.name()))
-                .expected("model.weights = \"f32\"")
-                .help("WGSL has no bf16: keep the base in f32 (--set model.weights=f32), or run on the CPU"));
-        }
-        if residuals != WeightDtype::F32 {
-            let what = format!("`{name}` keeps no residual stream in {}: WGSL has no bf16", residuals.name());
-            return Err(Error::new("device::unsupported", what)
-                .expected("train.residuals = \"f32\"")
-                .help("--set train.residuals=f32, or run on the CPU"));
-        }
+    if let (Name::Wgpu(_), true) = (device, residuals != WeightDtype::F32) {
+        let what = format!("`{name}` keeps no residual stream in {}: WGSL has no bf16", residuals.name());
+        return Err(Error::new("device::unsupported", what)
+            .expected("train.residuals = \"f32\"")
+            .help("--set train.residuals=f32, or run on the CPU"));
     }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if !matches!(device, Name::Cpu) {
@@ -126,11 +121,10 @@ pub fn check(name: &str, weights: WeightDtype, residuals: WeightDtype, text: &Te
             return Err(unsupported(name, "windowed_attention", &why).expected(format!("head_dim up to {most}")));
         }
     }
-    let _ = (device, weights, residuals, text);
+    let _ = (device, residuals, text);
     Ok(())
 }
 
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn unsupported(device: &str, kernel: &str, why: &str) -> Error {
     Error::new("device::unsupported", format!("the kernel `{kernel}` cannot run on `{device}`: {why}"))
 }
@@ -233,14 +227,22 @@ pub fn count_compiled(name: &str) -> Box<dyn FnOnce() -> u64> {
     Box::new(|| 0)
 }
 
-/// What every kernel of a step resolves to on the device `name` with frozen matrices kept as `weights`, by the kernel's
-/// name: who computes and in what, on the CPU with the instruction set that was detected. Nothing else is tried if that fails.
+/// What every kernel of a step resolves to on the device `name` with tensors in `dtypes`, by the kernel's name: who computes and in what,
+/// on the CPU with the instruction set that was detected. Nothing else is tried if that fails.
 ///
 /// # Errors
-/// `device::unavailable`.
-pub fn kernels(name: &str, weights: WeightDtype) -> Result<Table> {
-    Ok(match Name::parse(name)?.adapter()? {
-        None => resolve::cpu(weights.dtype()),
-        Some(adapter) => adapter.kernels(weights.dtype()),
+/// `device::unavailable`; `device::unsupported`, naming the kernel that does not take them.
+pub fn kernels(name: &str, dtypes: Dtypes) -> Result<Table> {
+    let table = match Name::parse(name)?.adapter()? {
+        None => resolve::cpu(dtypes),
+        Some(adapter) => adapter.kernels(dtypes),
+    };
+    table.map_err(|Refusal { kernel, why, takes: Dtypes { weights, activations } }| {
+        let [weights, activations] = [weights, activations].map(|dtype| dtype.name());
+        unsupported(name, kernel, &why)
+            .expected(format!("such as model.weights = \"{weights}\" and train.activations = \"{activations}\""))
+            .help(format!(
+                "--set model.weights={weights} --set train.activations={activations}; reference.toml says which device takes what"
+            ))
     })
 }

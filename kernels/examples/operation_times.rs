@@ -58,8 +58,8 @@ const SMALL: Sizes = Sizes {
 
 struct Bench {
     device: Device,
-    /// Of frozen matrices.
-    weights: DType,
+    /// Of frozen matrices, and of what operations pass to each other.
+    dtype: DType,
     sizes: Sizes,
     tokens: usize,
 }
@@ -73,8 +73,8 @@ fn main() {
         _ => usage(),
     };
     let (Some(device), Ok(tokens)) = (device(words[0]), words[2].parse()) else { usage() };
-    let weights = if words[0].starts_with("cuda") { DType::BF16 } else { DType::F32 };
-    let bench = Bench { device, weights, sizes, tokens };
+    let dtype = if words[0].starts_with("cuda") { DType::BF16 } else { DType::F32 };
+    let bench = Bench { device, dtype, sizes, tokens };
     match words[1] {
         "windowed" => bench.attention(bench.sizes.windowed),
         "full" => bench.attention(bench.sizes.full),
@@ -110,8 +110,9 @@ impl Bench {
         Tensor::random(shape, Distribution::Uniform(-0.1, 0.1), &self.device)
     }
 
-    fn weight<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
-        self.random(shape).cast(self.weights)
+    /// [`Bench::random`] as frozen matrices and activations are kept.
+    fn rounded<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        self.random(shape).cast(self.dtype)
     }
 
     /// Times `run`, which does `flops` operations that the model needs; what a kernel computes a second time is not among them.
@@ -142,10 +143,10 @@ impl Bench {
     fn attention(&self, (query, kv, dim, window): Heads) {
         let tokens = self.tokens;
         let segments = Segments::new([0, tokens as u32], tokens).expect("one segment");
-        let attention = Attention { segments, window, scale: 1.0 / (dim as f64).sqrt(), operands: self.weights };
+        let attention = Attention { segments, window, scale: 1.0 / (dim as f64).sqrt(), operands: self.dtype };
         let flops = 4 * attention.pairs() * query * dim;
-        let inputs = [query, kv, kv].map(|heads| self.random([tokens, heads, dim]));
-        let d_out = self.random([tokens, query * dim]);
+        let inputs = [query, kv, kv].map(|heads| self.rounded([tokens, heads, dim]));
+        let d_out = self.rounded([tokens, query * dim]);
         let run = |[q, k, v]: [Tensor<3>; 3]| windowed_attention_output(q, k, v, &attention).out;
         self.time("forward", flops, || drop(run(inputs.clone())));
         self.time("forward and backward", flops * 7 / 2, || {
@@ -157,7 +158,7 @@ impl Bench {
     fn experts(&self) {
         let Sizes { hidden, experts, top_k, expert, .. } = self.sizes;
         let flops = 6 * self.tokens * top_k * hidden * expert;
-        let (gate_up, down) = (self.weight([experts, 2 * expert, hidden]), self.weight([experts, hidden, expert]));
+        let (gate_up, down) = (self.rounded([experts, 2 * expert, hidden]), self.rounded([experts, hidden, expert]));
         let routing = moe::route(self.random([self.tokens, experts]), Tensor::ones([experts], &self.device), top_k);
         self.both(flops, 2 * flops, |x| moe::experts(x, &routing, gate_up.clone(), down.clone()));
     }
@@ -166,7 +167,7 @@ impl Bench {
         let Sizes { hidden, rank, windowed: (heads, _, dim, _), .. } = self.sizes;
         let (out, tokens) = (heads * dim, self.tokens);
         let (whole, pair) = (2 * tokens * hidden * out, 2 * tokens * rank * (hidden + out));
-        let (weight, a, b) = (self.weight([out, hidden]), self.random([rank, hidden]), self.random([out, rank]));
+        let (weight, a, b) = (self.rounded([out, hidden]), self.random([rank, hidden]), self.random([out, rank]));
         self.both(whole + pair, 2 * whole + 3 * pair, |x| {
             let [a, b] = [&a, &b].map(|t| if x.is_require_grad() { tracked(t) } else { t.clone() });
             lora_linear(x, weight.clone(), Some(&Adapter { a, b, scale: 1.0, dropout: None }))
@@ -175,7 +176,7 @@ impl Bench {
 
     /// Times an operation on rows as wide as the model, and it with its backward pass.
     fn both(&self, forward: usize, both: usize, run: impl Fn(Tensor<2>) -> Tensor<2>) {
-        let x = self.random([self.tokens, self.sizes.hidden]);
+        let x = self.rounded([self.tokens, self.sizes.hidden]);
         let d_out = run(x.clone());
         self.time("forward", forward, || drop(run(x.clone())));
         self.time("forward and backward", both, || drop(pull_back(run(tracked(&x)), d_out.clone())));
@@ -183,7 +184,7 @@ impl Bench {
 
     fn loss(&self) {
         let Sizes { hidden, vocabulary, .. } = self.sizes;
-        let (rows, weight) = (self.random([self.tokens, hidden]), self.weight([vocabulary, hidden]));
+        let (rows, weight) = (self.rounded([self.tokens, hidden]), self.rounded([vocabulary, hidden]));
         let targets: Vec<i32> = (0..self.tokens).map(|row| (row * 7919 % vocabulary) as i32).collect();
         let flops = 2 * self.tokens * hidden * vocabulary;
         for (pass, gradient) in [("forward", false), ("forward and backward", true)] {

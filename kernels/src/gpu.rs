@@ -1,7 +1,6 @@
 //! What is known of a device that a runtime of cubecl finds.
 
-use crate::resolve::{self, Table};
-use burn::tensor::DType;
+use crate::resolve::{self, Capabilities, Dtypes, Refusal, Table};
 /// Every kernel that is launched while it lives, each once. A process compiles its kernels anew, so these were compiled.
 #[cfg(feature = "cubecl")]
 pub use cubecl::launched::LaunchedKernels;
@@ -19,8 +18,8 @@ pub struct Adapter {
     pub pci: Option<String>,
     /// The runtime, with the language that kernels are compiled to where it has several: `wgpu<wgsl>`, `cuda`.
     pub(crate) runtime: &'static str,
-    /// What it lacks of the instructions that multiply bf16.
-    pub(crate) lacks_bf16: Option<&'static str>,
+    /// What it has beside f32.
+    pub(crate) has: Capabilities,
 }
 
 impl Adapter {
@@ -35,13 +34,16 @@ impl Adapter {
             is_card: true,
             pci: pci.map(|address| address.to_string()),
             runtime: client.name(),
-            lacks_bf16: resolve::cube::lacks_bf16(client),
+            has: resolve::cube::capabilities(client),
         }
     }
 
-    /// What every kernel of a step resolves to on it with frozen matrices kept as `weights`.
-    pub fn kernels(&self, weights: DType) -> Table {
-        resolve::cubecl(self.runtime, self.lacks_bf16, weights)
+    /// What every kernel of a step resolves to on it.
+    ///
+    /// # Errors
+    /// On dtypes that it does not compute in.
+    pub fn kernels(&self, dtypes: Dtypes) -> Result<Table, Refusal> {
+        resolve::cubecl(self.runtime, self.has, dtypes)
     }
 }
 

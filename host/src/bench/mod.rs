@@ -106,11 +106,12 @@ pub fn bench(
     run: Option<&Path>,
     stop: &dyn Fn() -> bool,
 ) -> Result<Report> {
-    let setting = Setting::of(&config.model)?;
+    let setting = Setting::of(config)?;
     let same_as_run = run.map(|run| same_kernels(run, &setting)).transpose()?;
     let smoke = smoke_kernels(&smoke::path_of(config), &setting);
     let device = device::open(&config.model.device)?;
-    let mut bench = Bench { times, device: &device, stop, rows: Vec::new() };
+    let activations = config.train.activations.dtype();
+    let mut bench = Bench { times, device: &device, activations, stop, rows: Vec::new() };
     let prepared = &mut rehearsal.prepared;
     let records = &prepared.corpus.train;
     let mut batches: Vec<&MicroBatch> = prepared.steps.iter().flat_map(|step| &step.batches).collect();
@@ -187,6 +188,7 @@ fn same_kernels(run: &Path, setting: &Setting) -> Result<String> {
 struct Bench<'a> {
     times: usize,
     device: &'a Device,
+    activations: DType,
     stop: &'a dyn Fn() -> bool,
     rows: Vec<Row>,
 }
@@ -242,6 +244,11 @@ impl Bench<'_> {
         tensor(shape, values, self.device)
     }
 
+    /// What operations pass to each other.
+    fn passed_on<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        self.random(shape).cast(self.activations)
+    }
+
     fn kernels(&mut self, shape: &'static str, config: &Config, text: &TextConfig, lora: &LoraPlan, batch: &Batch) {
         let n = batch.tokens();
         let dtype = config.model.weights.dtype();
@@ -252,9 +259,9 @@ impl Bench<'_> {
         if let Some(moe) = text.layers.iter().find_map(|layer| layer.moe) {
             let gate_up = self.random([moe.experts, 2 * moe.intermediate_size, hidden]).cast(dtype);
             let down = self.random([moe.experts, hidden, moe.intermediate_size]).cast(dtype);
-            let (x, logits) = (self.random([n, hidden]), self.random([n, moe.experts]));
+            let (x, logits) = (self.passed_on([n, hidden]), self.random([n, moe.experts]));
             let scale = Tensor::<1>::ones([moe.experts], self.device);
-            let d_out = self.random([n, hidden]);
+            let d_out = self.passed_on([n, hidden]);
             let run = |x: Tensor<2>, logits: Tensor<2>| {
                 let routing = moe::route(logits, scale.clone(), moe.top_k);
                 moe::experts(x, &routing, gate_up.clone(), down.clone())
@@ -268,12 +275,12 @@ impl Bench<'_> {
         }
         self.linear(shape, lora, dtype, n);
         let (weight, residual) = (Tensor::<1>::ones([hidden], self.device), self.random([n, hidden]));
-        self.both("rms_norm with residual".into(), shape, residual.clone(), |x| {
+        self.both("rms_norm with residual".into(), shape, self.passed_on([n, hidden]), |x| {
             rms_norm_residual(x, weight.clone(), text.rms_norm_eps, residual.clone(), 1.0)
         });
-        let up = self.random([n, text.intermediate_size]);
+        let up = self.passed_on([n, text.intermediate_size]);
         self.both("geglu".into(), shape, up.clone(), |gate| geglu(gate, up.clone()));
-        let (rows, head) = (self.random([n, hidden]), self.random([text.vocab_size, hidden]).cast(dtype));
+        let (rows, head) = (self.passed_on([n, hidden]), self.random([text.vocab_size, hidden]).cast(dtype));
         self.kernel("embedding", shape, || drop(gemma4::embedded(&head, &batch.ids)));
         for (name, want_grad) in [("loss", false), ("loss and gradient", true)] {
             self.kernel(format!("linear_cross_entropy, {name}"), shape, || {
@@ -290,7 +297,7 @@ impl Bench<'_> {
         let weight = self.random([module.output, module.input]).cast(dtype);
         let [a, b] = [[lora.rank, module.input], [module.output, lora.rank]].map(|shape| self.random(shape));
         let name = format!("lora_linear, {} of a {} layer", module.slot.name(), module.kind.name());
-        self.both(name, shape, self.random([n, module.input]), |x| {
+        self.both(name, shape, self.passed_on([n, module.input]), |x| {
             // As in training, where the adapter is differentiated too.
             let [a, b] =
                 [&a, &b].map(|t| if x.is_require_grad() { t.clone().autodiff().require_grad() } else { t.clone() });
@@ -310,8 +317,8 @@ impl Bench<'_> {
 
     fn attention(&mut self, shape: &'static str, layer: &LayerConfig, heads: usize, weights: DType, batch: &Batch) {
         let (n, LayerConfig { kv_heads, head_dim, kind, .. }) = (batch.tokens(), *layer);
-        let inputs = [heads, kv_heads, kv_heads].map(|heads| self.random([n, heads, head_dim]));
-        let d_out = self.random([n, heads * head_dim]);
+        let inputs = [heads, kv_heads, kv_heads].map(|heads| self.passed_on([n, heads, head_dim]));
+        let d_out = self.passed_on([n, heads * head_dim]);
         let attention = gemma4::attention(layer, &batch.segments, weights);
         let run = |[q, k, v]: [Tensor<3>; 3]| windowed_attention_output(q, k, v, &attention).out;
         let name = format!("windowed_attention, {} layer", kind.name());

@@ -83,7 +83,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         template: args.template.as_deref(),
     };
     let tune = Tune::open(&args.tune, &wanted, &device, &reporter)?;
-    device::check(&args.device, args.weights.into(), WeightDtype::F32, &tune.config)?;
+    device::check(&args.device, WeightDtype::from(args.weights).beside_f32(), WeightDtype::F32, &tune.config)?;
     let judge = Judge { device: &device, weights: args.weights.into() };
 
     let tuned = export::tuned(&tune.adapter, &tune.spec, &tune.checkpoint, tune.template.as_deref())?;

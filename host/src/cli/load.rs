@@ -18,7 +18,7 @@ const LOSS_CHUNK_ROWS: usize = 256;
 pub fn model(args: &ModelArgs) -> Result<(Engine, Option<Adapter>)> {
     let device = device::open(&args.device)?;
     let config = TextConfig::read(&args.model)?;
-    device::check(&args.device, args.weights.into(), WeightDtype::F32, &config)?;
+    device::check(&args.device, WeightDtype::from(args.weights).beside_f32(), WeightDtype::F32, &config)?;
     let model = Model::load(config, &Checkpoint::open(&args.model)?, &device, args.weights.into(), &mut |_| {})?;
     let adapter = match &args.adapter {
         Some(dir) => Some(peft::read(dir, &model.spec, &device)?),

@@ -67,12 +67,13 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 pub fn execute(command: &ProbeCommand) -> Result<()> {
     match command {
         ProbeCommand::Mask(args) => {
-            let model = args.load()?.model;
+            let config = args.load()?;
+            let (model, dtypes) = (&config.model, config.dtypes());
             let text = TextConfig::read(&model.base)?;
-            device::check(&model.device, model.weights, WeightDtype::F32, &text)?;
-            let mut resolved = BTreeMap::from(device::kernels(&model.device, model.weights)?);
+            device::check(&model.device, dtypes, WeightDtype::F32, &text)?;
+            let mut resolved = BTreeMap::from(device::kernels(&model.device, dtypes)?);
             let kernel = resolved.remove("windowed_attention").expect("every table has the attention");
-            let report = mask::probe(&text, &model.device, model.weights, kernel)?;
+            let report = mask::probe(&text, &model.device, dtypes, kernel)?;
             args.conclude(&report, report.verdict())
         }
         ProbeCommand::Template(args) => {

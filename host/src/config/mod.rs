@@ -6,6 +6,7 @@
 
 mod data;
 mod de;
+mod dtype;
 mod flags;
 mod gates;
 mod keys;
@@ -16,6 +17,7 @@ mod tree;
 mod validate;
 
 pub use data::*;
+pub use dtype::{ActivationDtype, WeightDtype};
 pub use flags::{parse_limits, parse_settings};
 pub use gates::{Action, GatesConfig};
 pub use keys::{Entry, entries};

@@ -1,8 +1,7 @@
 //! The typed configuration of a run. `configs/reference.toml` documents every key; a test loads it and fails on a key
 //! that is missing there.
 
-use super::{DataConfig, GatesConfig, TemplateConfig};
-use burn::tensor::DType;
+use super::{ActivationDtype, DataConfig, GatesConfig, TemplateConfig, WeightDtype};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -96,47 +95,8 @@ impl Quantize {
     }
 }
 
-/// How the base's frozen matrices (linear modules, experts, embedding and head) are kept and multiplied. Norms, router,
-/// adapters, activations and sums are f32 in any case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WeightDtype {
-    /// Widened when they are loaded: four bytes a parameter.
-    #[default]
-    F32,
-    /// Kept in bf16 (rounded to nearest even where the file has more): two bytes a parameter. Where the CPU has AVX-512
-    /// BF16, the other operand of a product is rounded to bf16 too, which is what makes it fast; elsewhere it is not.
-    Bf16,
-}
-
 fn cpu() -> String {
     "cpu".into()
-}
-
-impl WeightDtype {
-    /// As a configuration spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            WeightDtype::F32 => "f32",
-            WeightDtype::Bf16 => "bf16",
-        }
-    }
-
-    /// As tensors have it.
-    pub fn dtype(self) -> DType {
-        match self {
-            WeightDtype::F32 => DType::F32,
-            WeightDtype::Bf16 => DType::BF16,
-        }
-    }
-
-    /// Bytes of a value.
-    pub fn size_bytes(self) -> usize {
-        match self {
-            WeightDtype::F32 => 4,
-            WeightDtype::Bf16 => 2,
-        }
-    }
 }
 
 /// Which modules get an adapter: names (`q_proj`) or one regular expression that must match the whole module path.
@@ -260,6 +220,8 @@ pub struct TrainConfig {
     pub recompute_granularity: RecomputeGranularity,
     /// How the residual stream is kept between layers; inside a layer it is f32.
     pub residuals: WeightDtype,
+    /// What the operations of a layer and the loss head pass to each other.
+    pub activations: ActivationDtype,
     /// Rows of the loss head computed at once: its extra memory is this x vocabulary x 4 bytes.
     pub loss_chunk_rows: usize,
 }
@@ -283,6 +245,7 @@ impl Default for TrainConfig {
             recompute: Recompute::Word(RecomputeWord::All),
             recompute_granularity: RecomputeGranularity::Selective,
             residuals: WeightDtype::F32,
+            activations: ActivationDtype::F32,
             loss_chunk_rows: 512,
         }
     }

@@ -227,6 +227,7 @@ impl Judge<'_> {
                 heads: config.heads,
                 eps: config.rms_norm_eps,
                 weights: &weights,
+                activations: DType::F32,
             };
             let adapters = model.adapter.map_or_else(LayerAdapters::default, |adapter| adapter.layer(index, None));
             let forward = |stream: Tensor<2>, batch: &Batch, products: &mut Products| {

@@ -1,7 +1,7 @@
 //! What a run reads and computes with, hashed and named for provenance.
 
 use super::prepare::Prepared;
-use crate::config::{ModelConfig, Resolved};
+use crate::config::{ActivationDtype, Config, ModelConfig, Resolved};
 use crate::corpus::{FileInfo, TemplateInfo};
 use crate::device;
 use crate::error::{Error, Result};
@@ -55,7 +55,7 @@ pub fn provenance(run: &Path, resolved: &Resolved, prepared: &Prepared) -> Resul
         file.path = std::path::absolute(&file.path).map_err(|e| Error::io("find", &file.path, e))?;
     }
     let name = &config.model.device;
-    let kernels = kernels(&config.model)?;
+    let kernels = kernels(config)?;
     let cpu = Machine::cpu(rayon::current_num_threads());
     let device_name = device::hardware_name(name)?.unwrap_or_else(|| cpu.device_name.clone());
     let driver = if name == "cpu" { cpu.driver.clone() } else { device::driver(name)? };
@@ -73,17 +73,21 @@ pub fn provenance(run: &Path, resolved: &Resolved, prepared: &Prepared) -> Resul
 ///
 /// # Errors
 /// `device::unavailable`.
-pub fn kernels(model: &ModelConfig) -> Result<BTreeMap<String, Implementation>> {
-    let ModelConfig { device, weights, .. } = model;
+pub fn kernels(config: &Config) -> Result<BTreeMap<String, Implementation>> {
+    let ModelConfig { device, weights, .. } = &config.model;
+    // What a configuration does not name is f32.
+    let activations = match config.train.activations {
+        ActivationDtype::F32 => String::new(),
+        narrow => format!(", activations {}", narrow.name()),
+    };
     let implementation = |(name, resolved): (&str, String)| {
-        // The others compute in f32 whatever the weights are kept as.
         let requested = match MULTIPLY_WEIGHTS.contains(&name) {
-            true => format!("{device} {}", weights.name()),
-            false => device.clone(),
+            true => format!("{device} {}{activations}", weights.name()),
+            false => format!("{device}{activations}"),
         };
         (name.to_string(), Implementation { requested, resolved })
     };
-    Ok(device::kernels(device, *weights)?.into_iter().map(implementation).collect())
+    Ok(device::kernels(device, config.dtypes())?.into_iter().map(implementation).collect())
 }
 
 fn optional<'a>(base: &'a Path, names: &'a [&'a str]) -> impl Iterator<Item = std::path::PathBuf> + 'a {

@@ -86,7 +86,7 @@ pub fn start(
     say(&eligibility, reporter);
     let mut prepared = Prepared::new(config, manifest.map(|m| m.file), policies, reporter)?;
     let place = run_dir.unwrap_or(&config.run.root);
-    gates::before_start(config, &prepared, &inputs::kernels(&config.model)?, place, &mut records, reporter)?;
+    gates::before_start(config, &prepared, &inputs::kernels(config)?, place, &mut records, reporter)?;
     let folder = match run_dir {
         Some(dir) => RunFolder::create_at(dir)?,
         None => RunFolder::create(&config.run.root, &config.name)?,

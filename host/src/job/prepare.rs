@@ -85,7 +85,7 @@ impl Prepared {
     ) -> Result<Self> {
         let device = device::open(&config.model.device)?;
         let text = TextConfig::read(&config.model.base)?;
-        device::check(&config.model.device, config.model.weights, config.train.residuals, &text)?;
+        device::check(&config.model.device, config.dtypes(), config.train.residuals, &text)?;
         let checkpoint = Checkpoint::open_trainable(&config.model.base)?;
         let (spec, towers) = ModelSpec::check(&text, &checkpoint.shapes())?;
         gates::quantised(config.model.quantize, &spec, config.model.weights)?;
@@ -177,7 +177,7 @@ impl Prepared {
         let started = Instant::now();
         let total_bytes = self.checkpoint.entries().values().map(|e| e.size_bytes()).sum();
         let mut read_bytes = 0;
-        let model = Model::load(self.text.clone(), &self.checkpoint, &device, config.model.weights, &mut |read| {
+        let mut model = Model::load(self.text.clone(), &self.checkpoint, &device, config.model.weights, &mut |read| {
             read_bytes = read;
             reporter.progress("bytes of the base", read, total_bytes);
         })?;
@@ -188,13 +188,15 @@ impl Prepared {
             bytes(read_bytes),
             started.elapsed().as_secs_f64()
         ));
+        model.activations = config.train.activations.dtype();
         let (device, weights) = (&config.model.device, config.model.weights);
         let mut by_implementation = BTreeMap::<String, Vec<&str>>::new();
-        for (kernel, resolved) in device::kernels(device, weights)? {
+        for (kernel, resolved) in device::kernels(device, config.dtypes())? {
             by_implementation.entry(resolved).or_default().push(kernel);
         }
         for (resolved, kernels) in by_implementation {
-            let requested = format!("(requested: {device}, weights {})", weights.name());
+            let activations = config.train.activations.name();
+            let requested = format!("(requested: {device}, weights {}, activations {activations})", weights.name());
             reporter.line(format!("kernels     {resolved}: {} {requested}", kernels.join(", ")));
         }
         reporter.event("loaded", json!({"bytes": read_bytes, "seconds": started.elapsed().as_secs_f64()}));

@@ -1,5 +1,7 @@
 //! The forward description of the Gemma-4 text family (tensor shapes in comments: N tokens of a micro-batch end to end).
 //!
+//! The residual stream and the router are f32; what the operations of a block pass to each other may be in 16 bits.
+//!
 //! Differentiability is the caller's choice: whatever the inputs are marked as, burn records.
 
 use super::adapter::LayerAdapters;
@@ -55,6 +57,8 @@ pub struct Layer<'a> {
     pub eps: f64,
     /// Weights.
     pub weights: &'a LayerWeights,
+    /// What its operations pass to each other.
+    pub activations: DType,
 }
 
 impl Model {
@@ -70,12 +74,13 @@ impl Model {
             heads: self.config.heads,
             eps: self.config.rms_norm_eps,
             weights: &self.layers[index],
+            activations: self.activations,
         }
     }
 
-    /// The norm before the head.
+    /// The norm before the head, in the activations' dtype.
     pub fn final_norm(&self, h: Tensor<2>) -> Tensor<2> {
-        rms_norm(h, Some(self.norm.clone()), self.config.rms_norm_eps, DType::F32)
+        rms_norm(h, Some(self.norm.clone()), self.config.rms_norm_eps, self.activations)
     }
 }
 
@@ -137,7 +142,7 @@ impl Layer<'_> {
         // With k_eq_v the values are the raw projection: before the key norm and without rotation.
         let v_raw = if self.config.k_eq_v { k_raw.clone() } else { project(Slot::V) };
         let k = normed_and_rotated(k_raw, kv_heads, &self.weights.k_norm);
-        let v = rms_norm(v_raw.reshape([n * kv_heads, head_dim]), None, self.eps, DType::F32)
+        let v = rms_norm(v_raw.reshape([n * kv_heads, head_dim]), None, self.eps, self.activations)
             .reshape([n, kv_heads, head_dim]);
         let attention = attention(self.config, &positions.segments, self.weights.matrix(Slot::O).dtype());
         let out = products.attention(q, k, v, &attention);
@@ -175,7 +180,7 @@ impl Layer<'_> {
     }
 
     fn norm(&self, x: Tensor<2>, weight: &Tensor<1>) -> Tensor<2> {
-        rms_norm(x, Some(weight.clone()), self.eps, DType::F32)
+        rms_norm(x, Some(weight.clone()), self.eps, self.activations)
     }
 
     fn linear(&self, x: Tensor<2>, slot: Slot, adapters: &LayerAdapters, products: &mut Products) -> Tensor<2> {

@@ -80,6 +80,8 @@ pub struct Model {
     pub head: Tensor<2>,
     /// Layers.
     pub layers: Vec<LayerWeights>,
+    /// What the operations of a layer and the head pass to each other; f32 as it is loaded.
+    pub activations: DType,
     /// Where the tensors are.
     pub device: Device,
 }
@@ -118,7 +120,8 @@ impl Model {
         };
         let layers = (0..reader.config.layers.len()).map(|i| reader.layer(i)).collect::<Result<Vec<_>>>()?;
         let WeightReader { config, device, spec, towers, .. } = reader;
-        Ok(Self { config: config.clone(), spec, towers, embed, norm, head, layers, device: device.clone() })
+        let (activations, config, device) = (DType::F32, config.clone(), device.clone());
+        Ok(Self { config, spec, towers, embed, norm, head, layers, activations, device })
     }
 }
 

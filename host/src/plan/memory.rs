@@ -10,7 +10,6 @@ use crate::model::config::{LayerConfig, MoeConfig, TextConfig};
 use crate::model::lora::LoraPlan;
 use crate::model::spec::{ModelSpec, Slot};
 use crate::run::machine::resident_bytes;
-use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 use tunehost_kernels::attention::{self, Heads};
 use tunehost_kernels::{Runtime, cross_entropy, linear, memory, moe};
@@ -107,7 +106,10 @@ impl<'a> Model<'a> {
             },
             runtime: match &*config.model.device {
                 "cpu" => Runtime::Cpu { threads: rayon::current_num_threads() },
-                _ => Runtime::Cubecl { bf16: config.model.weights == WeightDtype::Bf16, activations: DType::F32 },
+                _ => Runtime::Cubecl {
+                    bf16: config.model.weights == WeightDtype::Bf16,
+                    activations: config.train.activations.dtype(),
+                },
             },
             dropout: config.lora.dropout > 0.0,
         }
@@ -115,6 +117,14 @@ impl<'a> Model<'a> {
 }
 
 impl Model<'_> {
+    /// Bytes of a value that operations pass to each other.
+    pub(super) fn activation_bytes(&self) -> usize {
+        match self.runtime {
+            Runtime::Cpu { .. } => F32,
+            Runtime::Cubecl { activations, .. } => activations.size(),
+        }
+    }
+
     /// Layers, from the first, that are recomputed.
     pub fn recomputed_layers(&self) -> usize {
         match self.train.recompute {
@@ -133,6 +143,7 @@ impl Model<'_> {
     pub fn memory(&self, shape: Shape) -> Memory {
         let (n, hidden) = (shape.tokens(), self.text.hidden_size);
         let stream = n * hidden * F32;
+        let normed = n * hidden * self.activation_bytes();
         let kept_stream = n * hidden * self.train.residuals.size_bytes();
         let adapters = self.lora.parameters() * F32;
         let fixed = self.process_bytes + self.base_bytes + 4 * adapters + self.snapshot_bytes();
@@ -140,7 +151,8 @@ impl Model<'_> {
 
         let chunk = self.train.loss_chunk_rows.min(n);
         // the last stream, its norm, their gradients; the chunk's logits and its gathered rows
-        let loss_head = 4 * stream + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, self.text.vocab_size);
+        let loss_head =
+            2 * stream + 2 * normed + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, self.text.vocab_size);
 
         let (mut inputs, mut kept) = (tables, 0);
         // (sum, inputs, kept) at the worst moment so far, and the largest layer
@@ -231,35 +243,32 @@ impl Model<'_> {
         };
         let (attention_slots, dense_slots) = (&Slot::ALL[..4], &Slot::ALL[4..]);
         let projections = q + if layer.k_eq_v { kv } else { 2 * kv } + hidden;
-        // result and log-sum-exp
-        let attended = q + self.text.heads;
-        let attention_products = projections + attended + rank(attention_slots);
-        let dense_products = 2 * dense + hidden + rank(dense_slots);
-        let sparse_products = if layer.moe.is_some() { hidden } else { 0 };
+        let of = |passed_on: usize, in_f32: usize| n * (passed_on * self.activation_bytes() + in_f32 * F32);
+        // their result and log-sum-exp with them
+        let attention_products = of(projections + q + rank(attention_slots), self.text.heads);
+        let dense_products = of(2 * dense + hidden + rank(dense_slots), 0);
+        let sparse_products = if layer.moe.is_some() { of(hidden, 0) } else { 0 };
 
         // What a linear layer multiplied is kept for the gradient of its adapter alone.
         let normed = if self.adapted(index, &[Slot::Q, Slot::K, Slot::V]) { hidden } else { 0 };
         // normed and rotated queries, keys, values; the stream after attention
-        let attention = attention_products + normed + q + 2 * kv + hidden;
+        let attention = attention_products + of(normed + q + 2 * kv, hidden);
         let normed = if self.adapted(index, &[Slot::Gate, Slot::Up]) { hidden } else { 0 };
         let activation = if self.adapted(index, &[Slot::Down]) { dense } else { 0 };
         // what goes into the experts, the router's logits and choice, the sum of dense and sparse
-        let sparse = layer.moe.map_or(0, |moe| 2 * hidden + moe.experts + 2 * moe.top_k);
-        let feed_forward = dense_products + sparse_products + normed + activation + sparse + hidden;
-        let bytes = |values: usize| n * values * F32;
-        Graph {
-            attention: bytes(attention),
-            feed_forward: bytes(feed_forward),
-            products: bytes(attention_products + dense_products + sparse_products),
-        }
+        let sparse = layer.moe.map_or(0, |moe| of(2 * hidden, moe.experts + 2 * moe.top_k));
+        let feed_forward = dense_products + sparse_products + of(normed + activation, hidden) + sparse;
+        Graph { attention, feed_forward, products: attention_products + dense_products + sparse_products }
     }
 
     /// What is there beside the graph of the attention half while attention itself is pulled back: gradients and workspace.
     fn attention_gradients(&self, layer: &LayerConfig, n: usize) -> usize {
         let (q, kv) = (self.text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
+        let (hidden, activation) = (self.text.hidden_size, self.activation_bytes());
         // The layer's output, its gradient and that of the residual are there; what came after attention is used up, its
         // projection and the stream behind it. The gradients of result and queries, of keys and values.
-        n * (self.text.hidden_size + 2 * q + 2 * kv) * F32 + self.attention_workspace(layer, n)
+        let stream = 2 * hidden * F32 - hidden * activation;
+        n * (stream + (2 * q + 2 * kv) * activation) + self.attention_workspace(layer, n)
     }
 
     pub(super) fn attention_workspace(&self, layer: &LayerConfig, n: usize) -> usize {
@@ -281,7 +290,7 @@ impl Model<'_> {
     /// What is there beside the graph of the whole layer at the worst moment of the feed-forward half, which goes from the sum
     /// of dense and sparse to the experts and the last dense product, then to the activation.
     fn feed_forward_gradients(&self, index: usize, layer: &LayerConfig, n: usize) -> usize {
-        let (hidden, dense) = (self.text.hidden_size, self.text.intermediate_size);
+        let (hidden, dense, passed_on) = (self.text.hidden_size, self.text.intermediate_size, self.activation_bytes());
         let rank = if self.adapted(index, &Slot::ALL[4..]) { self.lora.rank } else { 0 };
         let activation = if self.adapted(index, &[Slot::Down]) { dense } else { 0 };
         // of activation, gate and up, once the activation itself is used up
@@ -290,13 +299,14 @@ impl Model<'_> {
             linear::workspace_bytes(self.runtime, n, hidden.max(dense), hidden.max(dense), rank, self.dropout);
         let Some(moe) = layer.moe else {
             // the gradients of the layer's output and of the residual; the last dense product is used up
-            return n * (hidden + of_dense) * F32 + dense_workspace;
+            return n * (2 * hidden * F32 - hidden * passed_on + of_dense * passed_on) + dense_workspace;
         };
         // While the experts are pulled back: gradients of the layer's output, of the residual, of both halves of the sum and of
         // what went into the experts; the sum and both halves are used up. At the activation, what went into the experts is
         // too, and its gradient is the only one left of the halves.
         let at_experts = n * (2 * hidden + moe.top_k) * F32 + self.experts_workspace(moe, n);
-        let at_activation = (n * of_dense * F32 + dense_workspace).saturating_sub(n * hidden * F32);
+        let at_activation = n * (2 * hidden * F32 + of_dense * passed_on) + dense_workspace;
+        let at_activation = at_activation.saturating_sub(3 * n * hidden * passed_on);
         at_experts.max(at_activation)
     }
 }

@@ -9,6 +9,7 @@ use crate::model::checkpoint::{Checkpoint, TensorEntry};
 use crate::model::config::LayerConfig;
 use crate::model::spec::ModelSpec;
 use crate::train::evaluate::{batches, tokens_at_once};
+use burn::tensor::DType;
 use serde::Serialize;
 use tunehost_kernels::{Runtime, cross_entropy};
 
@@ -123,7 +124,7 @@ impl Model<'_> {
         };
         let embedding = weight_bytes(&format!("{}embed_tokens.weight", spec.prefix));
         let layer = (0..self.text.layers.len()).map(layer).max().unwrap_or(0);
-        let computed = self.rope_bytes(record_tokens) + self.layer_forward(record_tokens);
+        let computed = self.rope_bytes(record_tokens) + self.in_f32().layer_forward(record_tokens);
         let rows = export::rows_at_once(vocab).min(record_tokens);
         let (streams_bytes, layer_bytes, heads_bytes) = match records.is_empty() {
             true => (0, 0, 0),
@@ -153,20 +154,29 @@ impl Model<'_> {
         }
     }
 
+    /// The same with activations in f32, in which exports are judged.
+    fn in_f32(&self) -> Self {
+        let runtime = match self.runtime {
+            Runtime::Cubecl { bf16, .. } => Runtime::Cubecl { bf16, activations: DType::F32 },
+            cpu => cpu,
+        };
+        Self { runtime, ..*self }
+    }
+
     /// What a forward pass of any layer takes at most for `n` tokens, the residual stream included: at attention, in the dense MLP or at
     /// the experts.
     fn layer_forward(&self, n: usize) -> usize {
         let (hidden, dense) = (self.text.hidden_size, self.text.intermediate_size);
         let of_layer = |layer: &LayerConfig| {
             let (q, kv) = (self.text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
+            let of = |passed_on: usize, in_f32: usize| n * (passed_on * self.activation_bytes() + in_f32 * F32);
             // stream and its norm; queries, keys, values, result and log-sum-exp
-            let attention =
-                n * (2 * hidden + 2 * q + 2 * kv + self.text.heads) * F32 + self.attention_workspace(layer, n);
+            let attention = of(hidden + 2 * q + 2 * kv, hidden + self.text.heads) + self.attention_workspace(layer, n);
             // the stream; gate, up and their activation
-            let dense_mlp = n * (hidden + 3 * dense) * F32;
+            let dense_mlp = of(3 * dense, hidden);
             let experts = layer.moe.map_or(0, |moe| {
                 // the stream, the dense half, what goes into the experts and what comes out
-                n * (4 * hidden + 2 * moe.top_k) * F32 + self.experts_workspace(moe, n)
+                of(3 * hidden, hidden + 2 * moe.top_k) + self.experts_workspace(moe, n)
             });
             attention.max(dense_mlp).max(experts)
         };
@@ -177,7 +187,7 @@ impl Model<'_> {
     fn head_forward(&self, n: usize) -> usize {
         let (hidden, vocab) = (self.text.hidden_size, self.text.vocab_size);
         let chunk = self.train.loss_chunk_rows.min(n);
-        n * hidden * F32 + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, vocab)
+        n * hidden * self.activation_bytes() + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, vocab)
     }
 }
 

@@ -6,7 +6,6 @@
 //! replaced: the output rows that change, to the bit, are those of the queries that see it. The gradient of such a row is pulled
 //! back: only the keys and values that it saw may get one.
 
-use crate::config::WeightDtype;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::model::adapter::{tensor, values};
@@ -16,11 +15,12 @@ use crate::model::lora::group;
 use crate::model::rng::SplitMix64;
 use crate::plan::Source;
 use crate::plan::work::visible_keys;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use serde::Serialize;
 use std::fmt::{self, Display, Formatter};
 use tunehost_kernels::attention::{Attention, Heads, Segments, windowed_attention_output};
 use tunehost_kernels::cotangent::pull_back;
+use tunehost_kernels::resolve::Dtypes;
 
 /// The window that documents are sized by where a model has none.
 const WITHOUT_WINDOW: usize = 512;
@@ -95,19 +95,20 @@ impl Wrong {
     }
 }
 
-/// Looks at every kind of layer of `text` through the kernels of the device `name`.
+/// Looks at every kind of layer of `text` through the kernels of the device `name`, in `dtypes`.
 ///
 /// # Errors
 /// Class `device`.
-pub fn probe(text: &TextConfig, name: &str, weights: WeightDtype, kernel: String) -> Result<Report> {
+pub fn probe(text: &TextConfig, name: &str, dtypes: Dtypes, kernel: String) -> Result<Report> {
     let device = device::open(name)?;
     let window = text.layers.iter().filter_map(|layer| layer.window).max();
     let documents = documents(window.unwrap_or(WITHOUT_WINDOW));
     let bands = text.attention_kinds().into_iter().map(|(layer, layers)| {
         let heads = Heads { query: text.heads, kv: layer.kv_heads, dim: layer.head_dim };
         let attend = |q, k, v, segments: &Segments| {
-            let attention: Attention = gemma4::attention(layer, segments, weights.dtype());
-            windowed_attention_output(q, k, v, &attention).out
+            let attention: Attention = gemma4::attention(layer, segments, dtypes.weights);
+            let [q, k, v] = [q, k, v].map(|t: Tensor<3>| t.cast(dtypes.activations));
+            windowed_attention_output(q, k, v, &attention).out.cast(DType::F32)
         };
         let look = Look { heads, window: layer.window, documents: &documents, device: &device, attend: &attend };
         look.band(layer.kind.name(), layers)
@@ -375,6 +376,7 @@ impl Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::WeightDtype;
     use crate::model::fixtures::large_model_headers;
 
     const HEADS: Heads = Heads { query: 4, kv: 2, dim: 16 };
@@ -391,7 +393,7 @@ mod tests {
                 q,
                 k,
                 v,
-                &Attention { segments: segments.clone(), window, scale: 1.0, operands: WeightDtype::F32.dtype() },
+                &Attention { segments: segments.clone(), window, scale: 1.0, operands: DType::F32 },
             )
             .out
         }
@@ -403,7 +405,7 @@ mod tests {
         // as published but for the heads, which only repeat the work
         text.heads = 2;
         text.layers.iter_mut().for_each(|layer| (layer.kv_heads, layer.head_dim) = (1, 64));
-        let report = probe(&text, "cpu", WeightDtype::F32, "cpu".into()).unwrap();
+        let report = probe(&text, "cpu", WeightDtype::F32.beside_f32(), "cpu".into()).unwrap();
         report.verdict().unwrap();
         let [sliding, full] = &report.bands[..] else { panic!("{report}") };
         assert_eq!((sliding.layers, sliding.window_keys, full.layers, full.window_keys), (25, Some(1024), 5, None));

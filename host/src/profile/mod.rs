@@ -88,7 +88,7 @@ pub fn profile(
     stop: &dyn Fn() -> bool,
 ) -> Result<(Report, Vec<Recorded>)> {
     let device = device::open(&config.model.device)?;
-    let setting = Setting::of(&config.model)?;
+    let setting = Setting::of(config)?;
     let peaks = Peaks::measure(config, &device);
     let text = rehearsal.prepared.text.clone();
     let lora = rehearsal.prepared.lora.clone();

@@ -1,6 +1,6 @@
 //! What times were measured on, as the reports of `profile` and `bench` begin.
 
-use crate::config::ModelConfig;
+use crate::config::Config;
 use crate::device;
 use crate::error::Result;
 use crate::plan::Source;
@@ -26,16 +26,16 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// That of a run of `model` in this process.
+    /// That of a run of `config` in this process.
     ///
     /// # Errors
     /// `device::unavailable`.
-    pub fn of(model: &ModelConfig) -> Result<Self> {
-        let resolved = BTreeMap::from(device::kernels(&model.device, model.weights)?);
+    pub fn of(config: &Config) -> Result<Self> {
+        let resolved = BTreeMap::from(device::kernels(&config.model.device, config.dtypes())?);
         Ok(Self {
             source: Source::Measured,
             work_source: Source::Computed,
-            device: model.device.clone(),
+            device: config.model.device.clone(),
             threads: rayon::current_num_threads(),
             kernels_sha256: device::kernels_sha256(resolved.iter().map(|(kernel, by)| (*kernel, &by[..]))),
             resolved,

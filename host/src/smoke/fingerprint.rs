@@ -42,7 +42,7 @@ impl Fingerprint {
         let name = &config.model.device;
         let machine = Machine::cpu(rayon::current_num_threads());
         let device_name = device::hardware_name(name)?.unwrap_or(machine.device_name);
-        let kernels = device::kernels(name, config.model.weights)?;
+        let kernels = device::kernels(name, config.dtypes())?;
         let mut parts = BTreeMap::from([
             ("base.config".to_string(), FileHash::of(&config.model.base.join("config.json"))?.sha256),
             ("base.headers".into(), sha256(headers.as_bytes())),
@@ -56,6 +56,7 @@ impl Fingerprint {
             ("threads".into(), machine.threads.to_string()),
             // With more than one micro-batch a step keeps a sum of gradients while it computes.
             ("train.accumulation".into(), (if train.accumulation > 1 { "2 or more" } else { "1" }).into()),
+            ("train.activations".into(), train.activations.name().into()),
             ("train.loss_chunk_rows".into(), train.loss_chunk_rows.to_string()),
             ("train.micro_batch".into(), train.micro_batch.to_string()),
             ("train.recompute".into(), recompute),

@@ -3,7 +3,7 @@
 //! The base is frozen, so no gradient of a base weight is formed. The forward pass runs layer by layer; a recomputed layer
 //! keeps its input and, where asked, the outputs of its products, and the backward pass runs it a second time with autodiff
 //! on its input and its adapters (gradient checkpointing, arXiv 1604.06174, one layer a segment), computing no kept output
-//! again. Between layers the residual stream may be kept in bf16: every layer then reads the rounded stream, in the first pass
+//! again. Between layers the residual stream, which is f32, may be kept in bf16: every layer then reads the rounded stream, in the first pass
 //! as in the second and in evaluation. Peak memory is base + adapters + what the layers keep + one layer's activations + one chunk of the loss; a layer
 //! that is not recomputed keeps all of its activations.
 
@@ -140,7 +140,13 @@ impl Engine {
         let loss = trace::scope(phase::LOSS);
         let last = h.cast(DType::F32).autodiff().require_grad();
         let normed = self.model.final_norm(last.clone());
-        let head = self.head(normed.clone().without_autodiff(), batch, grad_scale, true);
+        // Divided by the tokens of a window, gradients would be lost below the smallest values of f16: there they are those of the sum of
+        // the losses until they are added up.
+        let (head_scale, late_scale) = match self.model.activations {
+            DType::F16 => (1.0, Some(grad_scale as f32)),
+            _ => (grad_scale, None),
+        };
+        let head = self.head(normed.clone().without_autodiff(), batch, head_scale, true);
         let Some(d_normed) = head.d_hidden else { return head.loss };
         let mut d_h = vector_jacobian(&normed, d_normed).remove(&last);
         drop((last, normed));
@@ -163,7 +169,11 @@ impl Engine {
                 d_h = tape.remove(&graph.input);
             }
             for ((module, _), leaf) in adapter.indices_of(index).zip(&graph.leaves) {
-                let grad = LowRank { a: tape.remove(&leaf.a), b: tape.remove(&leaf.b) };
+                let [a, b] = [&leaf.a, &leaf.b].map(|leaf| match late_scale {
+                    Some(scale) => tape.remove(leaf).mul_scalar(scale),
+                    None => tape.remove(leaf),
+                });
+                let grad = LowRank { a, b };
                 let sum = &mut gradients.modules[module];
                 *sum = Some(match sum.take() {
                     None => grad,

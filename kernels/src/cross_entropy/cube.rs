@@ -198,8 +198,15 @@ pub(super) fn loss_and_gradient(
             dtype_to_storage_type(operands),
         );
         if let Some(d_hidden) = &d_hidden {
-            let d_logits = if gradient == Gradient::Rounded { rounded } else { logits };
-            let part = product((d_logits, false), (weight.clone(), false), 1.0, DType::F32, math);
+            let d_logits = match gradient {
+                Gradient::Rounded => {
+                    // Makes room for the parts of a sum over the vocabulary.
+                    drop(logits);
+                    rounded
+                }
+                _ => logits,
+            };
+            let part = product((d_logits, false), (weight.clone(), false), 1.0, hidden.dtype, math);
             move_to(d_hidden.clone(), part, places, rows, true);
         }
     }

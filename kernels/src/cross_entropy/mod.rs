@@ -24,7 +24,8 @@ pub fn logits_bytes(chunk_rows: usize, vocab: usize) -> usize {
 }
 
 /// Bytes that [`linear_cross_entropy`] takes beside inputs and results, whatever the activations' dtype: a chunk's logits and as many rows
-/// of `hidden` values, in f32; on matrix instructions also the gradient of the logits, rounded.
+/// of `hidden` values, in f32; on matrix instructions also the gradient of the logits, rounded. The parts in which the gradient of the rows
+/// is summed over the vocabulary lie there where the logits were.
 pub fn workspace_bytes(runtime: Runtime, chunk_rows: usize, hidden: usize, vocab: usize) -> usize {
     let rounded = match runtime {
         Runtime::Cubecl { bf16: true, .. } => chunk_rows * vocab * size_of::<bf16>(),

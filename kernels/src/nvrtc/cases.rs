@@ -8,6 +8,7 @@ use crate::glu::GluOps;
 use crate::linear::{Dropout, LinearOps};
 use crate::moe::MoeOps;
 use crate::norm::{RmsNormKernel, RmsNormOps};
+use crate::resolve::Dtypes;
 use crate::rope::RopeOps;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend as Cube;
@@ -26,16 +27,7 @@ const QUERY_HEADS: usize = 16;
 const EPS: f64 = 1e-6;
 const HEAD: Head = Head { softcap: Some(30.0), chunk_rows: CHUNK_ROWS };
 
-/// What a step's tensors are kept in.
-#[derive(Clone, Copy, Debug)]
-pub struct Dtypes {
-    /// Frozen matrices.
-    pub weights: DType,
-    /// What operations pass to each other.
-    pub activations: DType,
-}
-
-/// What a card is asked for.
+/// What a card computes in: all that [`crate::resolve`] lets it.
 pub const DTYPES: [Dtypes; 3] = [
     Dtypes { weights: DType::F32, activations: DType::F32 },
     Dtypes { weights: DType::BF16, activations: DType::F32 },

@@ -10,7 +10,7 @@ mod toolkit;
 use crate::gpu::Adapter;
 #[cfg(feature = "cuda")]
 use crate::gpu::LaunchedKernels;
-use crate::resolve;
+use crate::resolve::{self, Dtypes};
 use burn::tensor::DType;
 use cases::{DTYPES, cases};
 use recorder::{ARCHS, Arch, Launch, On, Recorder};
@@ -114,17 +114,18 @@ fn row(case: &str, launch: &Launch, flops: Option<f64>, arch: Arch, machine: &Ma
 }
 
 /// The hash under which a run's provenance keeps what its kernels resolve to on the device behind `on`.
-fn resolved_sha256(on: &On, weights: DType) -> String {
-    resolve::sha256(Adapter::new(&on.0).kernels(weights).iter().map(|(kernel, by)| (*kernel, &by[..])))
+fn resolved_sha256(on: &On, dtypes: Dtypes) -> String {
+    let table = Adapter::new(&on.0).kernels(dtypes).expect("a card computes in it");
+    resolve::sha256(table.iter().map(|(kernel, by)| (*kernel, &by[..])))
 }
 
 /// The rows of an architecture, each variant once, and the faults of all.
 fn table(toolkit: &Toolkit, arch: Arch) -> (String, Vec<String>) {
     let recorder = Recorder::new(arch);
-    let [f32, bf16] = [DType::F32, DType::BF16].map(|weights| resolved_sha256(&recorder.on, weights));
+    let [f32, mixed, bf16] = DTYPES.map(|dtypes| resolved_sha256(&recorder.on, dtypes));
     let mut text = format!(
         "\n## sm_{}, bounds for an {}\n\n\
-         `kernels_sha256` of a run: {f32} with frozen matrices in f32, {bf16} in bf16.\n\n\
+         `kernels_sha256` of a run: {f32} in f32, {mixed} with frozen matrices in bf16, {bf16} with activations in bf16 too.\n\n\
          | operation | kernel | registers | spilled B | shared B | occupancy | HMMA | LDSM | LDGSTS | FFMA | GB | GFLOP | bound |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         arch.sm,
@@ -181,16 +182,16 @@ fn what_a_kernel_takes_is_read_from_its_machine_code() {
 
 #[test]
 fn products_with_weights_in_bf16_resolve_to_matrix_instructions() {
-    let hashes = ARCHS.map(|arch| resolved_sha256(&Recorder::new(arch).on, DType::BF16));
-    assert_eq!(hashes[0], hashes[1], "a card of either architecture takes the same kernels");
-    for arch in ARCHS {
+    let [blackwell, hopper] = ARCHS.map(|arch| {
         let recorder = Recorder::new(arch);
-        assert_ne!(resolved_sha256(&recorder.on, DType::F32), hashes[0]);
-        let resolved = |weights| BTreeMap::from(Adapter::new(&recorder.on.0).kernels(weights));
-        let (f32, bf16) = (resolved(DType::F32), resolved(DType::BF16));
-        for kernel in ["windowed_attention", "lora_linear", "moe_experts", "linear_cross_entropy"] {
-            assert_eq!((f32[kernel].as_str(), bf16[kernel].as_str()), ("cubecl-f32-cuda", "cubecl-bf16-mma-cuda"));
-        }
+        DTYPES
+            .map(|dtypes| BTreeMap::from(Adapter::new(&recorder.on.0).kernels(dtypes).expect("a card computes in it")))
+    });
+    assert_eq!(blackwell, hopper, "a card of either architecture takes the same kernels");
+    let [f32, mixed, bf16] = &blackwell;
+    for kernel in ["windowed_attention", "lora_linear", "moe_experts", "linear_cross_entropy"] {
+        assert_eq!((f32[kernel].as_str(), mixed[kernel].as_str()), ("cubecl-f32-cuda", "cubecl-bf16-mma-cuda"));
+        assert_eq!(bf16[kernel], "cubecl-bf16-mma-cuda, bf16 in and out");
     }
 }
 
@@ -205,7 +206,7 @@ fn a_card_launches_the_very_variants_that_are_compiled_without_one() {
     let recorder = Recorder::new(arch.unwrap_or_else(|| panic!("{fingerprint} is none of {ARCHS:?}")));
     let _dry = cubecl_runtime::dry_run::DryRun::new();
     for dtypes in DTYPES {
-        assert_eq!(resolved_sha256(&card, dtypes.weights), resolved_sha256(&recorder.on, dtypes.weights));
+        assert_eq!(resolved_sha256(&card, dtypes), resolved_sha256(&recorder.on, dtypes));
         for case in cases(dtypes) {
             let [on_card, recorded] = [&card, &recorder.on].map(|on| {
                 let launched = LaunchedKernels::new();

@@ -68,7 +68,7 @@ pub struct Launch {
     pub shared_bytes: usize,
     /// Threads of a block.
     pub threads: u32,
-    /// Bytes of all its buffers.
+    /// Bytes of all its buffers, each once: one may stand in for another that is absent.
     pub buffer_bytes: u64,
 }
 
@@ -289,11 +289,16 @@ impl Server for RecordingServer {
         if !matches!(count, CubeCount::Static(..)) {
             self.failed = Some(format!("{}: its blocks are counted on the device", id.short_name()));
         }
-        let bytes = |resource: &KernelResource| match resource {
-            KernelResource::Buffer(buffer) => {
-                buffer.size - buffer.offset_start.unwrap_or(0) - buffer.offset_end.unwrap_or(0)
-            }
-            KernelResource::TensorMap(map) => map.binding.size,
+        let mut counted = Vec::new();
+        let mut bytes = |resource: &KernelResource| {
+            let buffer = match resource {
+                KernelResource::Buffer(buffer) => buffer,
+                KernelResource::TensorMap(map) => &map.binding,
+            };
+            let place = (buffer.memory.id(), buffer.offset_start);
+            let again = counted.contains(&place);
+            counted.push(place);
+            if again { 0 } else { buffer.size - buffer.offset_start.unwrap_or(0) - buffer.offset_end.unwrap_or(0) }
         };
         let launch = Launch {
             name: id.short_name(),
@@ -301,7 +306,7 @@ impl Server for RecordingServer {
             source,
             shared_bytes,
             threads: id.cube_dim.x * id.cube_dim.y * id.cube_dim.z,
-            buffer_bytes: bindings.resources.iter().map(bytes).sum(),
+            buffer_bytes: bindings.resources.iter().map(&mut bytes).sum(),
         };
         LAUNCHES.lock().unwrap().push((self.arch.version, launch));
     }

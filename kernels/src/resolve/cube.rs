@@ -1,6 +1,7 @@
 //! On a cubecl device it is decided here alone, from what the device's runtime says of it: the operations ask [`math`], a
 //! program prints and records [`crate::gpu::Adapter::kernels`].
 
+use super::Capabilities;
 use crate::mma::Unit;
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -33,13 +34,19 @@ impl Math {
 /// That of products with frozen matrices kept as `weights`, of the adapters beside them, and of the attention.
 pub(crate) fn math(client: &Client, weights: DType) -> Math {
     match weights {
-        DType::BF16 if lacks_bf16(client).is_none() => Math::Half { operands: DType::BF16, unit: Unit::Native },
+        DType::BF16 if lacks_mma(client).is_none() => Math::Half { operands: DType::BF16, unit: Unit::Native },
         _ => Math::F32,
     }
 }
 
+/// What the device has beside f32.
+pub(crate) fn capabilities(client: &Client) -> Capabilities {
+    let has = |kind| client.features().supports_type(ElemType::Float(kind));
+    Capabilities { f16: has(FloatKind::F16), bf16: has(FloatKind::BF16), lacks_mma: lacks_mma(client) }
+}
+
 /// What the device lacks of [`Unit::Native`] for bf16.
-pub(crate) fn lacks_bf16(client: &Client) -> Option<&'static str> {
+fn lacks_mma(client: &Client) -> Option<&'static str> {
     let (bf16, f32) = (ElemType::Float(FloatKind::BF16), ElemType::Float(FloatKind::F32));
     let features = client.features();
     let multiplies =
@@ -57,15 +64,11 @@ pub(crate) fn lacks_bf16(client: &Client) -> Option<&'static str> {
 #[cfg(all(test, feature = "wgpu"))]
 mod tests {
     use super::*;
-    use crate::gpu::Adapter;
-    use std::collections::BTreeMap;
 
     #[test]
     fn a_device_without_matrix_instructions_says_what_it_lacks() {
         let client = cubecl::Device::wgpu(Default::default()).expect("a device").client();
-        let resolved = BTreeMap::from(Adapter::new(&client).kernels(DType::BF16));
-        let f32 = &resolved["rope"];
-        assert_eq!(resolved["windowed_attention"], format!("{f32} (no mma.m16n8k16)"));
-        assert_eq!(resolved["moe_experts"], format!("{} (no mma.m16n8k16)", f32.replace("f32", "bf16-widened")));
+        let of_wgsl = Capabilities { f16: true, bf16: false, lacks_mma: Some("mma.m16n8k16") };
+        assert_eq!(capabilities(&client), of_wgsl);
     }
 }
