@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use tunehost::config::{Action, GatesConfig, LoraConfig, TrainConfig, WeightDtype};
 use tunehost::corpus::{Record, Tokens};
-use tunehost::model::adapter::{Adapter, values};
+use tunehost::model::adapter::{Adapter, LowRank, values};
 use tunehost::model::checkpoint::Checkpoint;
 use tunehost::model::config::TextConfig;
 use tunehost::model::lora::LoraPlan;
@@ -18,6 +18,7 @@ use tunehost::train::gates::StepGates;
 use tunehost::train::optimizer::AdamW;
 use tunehost::train::steps::{MicroBatch, Step};
 use tunehost::train::trainer::Trainer;
+use tunehost_kernels::adamw::Write;
 
 fn engine(recompute_layers: usize) -> Engine {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/golden/model");
@@ -32,8 +33,9 @@ fn adapter(engine: &Engine, dropout: f64) -> Adapter {
     let config = LoraConfig { rank: 4, dropout, ..LoraConfig::default() };
     let plan = LoraPlan::new(&config, &engine.model.spec).unwrap();
     let mut adapter = Adapter::init(plan, 5, &engine.model.device);
-    for (i, pair) in adapter.modules.iter_mut().enumerate() {
-        pair.b = pair.b.clone().add_scalar(0.01 + 0.001 * i as f32);
+    for i in 0..adapter.plan.modules.len() {
+        let LowRank { a, b } = adapter.pair(i);
+        adapter.flat.write(i, LowRank { a, b: b.add_scalar(0.01 + 0.001 * i as f32) }, Write::Set);
     }
     adapter
 }
@@ -45,7 +47,7 @@ fn record(id: usize, length: usize) -> Record {
 }
 
 fn flat(gradients: &Gradients) -> Vec<f32> {
-    gradients.modules.iter().flat_map(|g| g.as_ref().map(|g| [values(&g.a), values(&g.b)].concat()).unwrap()).collect()
+    gradients.pairs().flat_map(|pair| [values(&pair.a), values(&pair.b)].concat()).collect()
 }
 
 fn batch(records: &[&Record]) -> Batch {
@@ -57,8 +59,9 @@ fn recompute_gives_the_same_gradients_with_dropout_too() {
     let (a, b) = (record(1, 30), record(2, 11));
     let run = |recompute_layers, keep_products, seed| {
         let engine = Engine { keep_products, ..engine(recompute_layers) };
-        let mut gradients = Gradients::default();
-        engine.accumulate(&adapter(&engine, 0.3), &batch(&[&a, &b]), 1.0, seed, &mut gradients);
+        let adapter = adapter(&engine, 0.3);
+        let mut gradients = Gradients::new(&adapter);
+        engine.accumulate(&adapter, &batch(&[&a, &b]), 1.0, seed, &mut gradients);
         flat(&gradients)
     };
     let all = run(6, false, 1);
@@ -72,7 +75,8 @@ fn a_stream_kept_in_bf16_is_the_same_in_both_passes_and_in_evaluation() {
     let (a, b) = (record(1, 30), record(2, 11));
     let run = |recompute_layers, keep_products, residuals| {
         let engine = Engine { keep_products, residuals, ..engine(recompute_layers) };
-        let (adapter, batch, mut gradients) = (adapter(&engine, 0.0), batch(&[&a, &b]), Gradients::default());
+        let (adapter, batch) = (adapter(&engine, 0.0), batch(&[&a, &b]));
+        let mut gradients = Gradients::new(&adapter);
         let losses = engine.accumulate(&adapter, &batch, 1.0, 1, &mut gradients);
         assert!(losses == engine.losses(Some(&adapter), &batch), "evaluation sees what is trained");
         (losses, flat(&gradients))
@@ -125,8 +129,9 @@ fn the_gradient_of_a_document_does_not_see_its_neighbour() {
     };
     let (a, changed, b) = (untrained(1), untrained(4), record(2, 40));
     let gradient = |records: &[&Record]| {
-        let mut gradients = Gradients::default();
-        let losses = engine.accumulate(&adapter(&engine, 0.0), &batch(records), 1.0, 0, &mut gradients);
+        let adapter = adapter(&engine, 0.0);
+        let mut gradients = Gradients::new(&adapter);
+        let losses = engine.accumulate(&adapter, &batch(records), 1.0, 0, &mut gradients);
         (losses[losses.len() - b.tokens.len()..].to_vec(), flat(&gradients))
     };
     let beside_a = gradient(&[&a, &b]);
@@ -192,13 +197,14 @@ fn a_step_with_nothing_trained_or_no_finite_loss_is_not_applied() {
     let e = trainer.step(0, &step(0), &mut gates).unwrap_err();
     assert_eq!(e.code(), "gate::nothing_trained");
     assert!(e.to_string().contains("record-1"), "{e}");
-    trainer.adapter.modules[0].a = trainer.adapter.modules[0].a.clone().mul_scalar(f32::NAN);
+    let LowRank { a, b } = trainer.adapter.pair(0);
+    trainer.adapter.flat.write(0, LowRank { a: a.mul_scalar(f32::NAN), b }, Write::Set);
     assert_eq!(trainer.step(0, &step(1), &mut gates).unwrap_err().code(), "gate::not_finite");
     assert_eq!(trainer.optimizer.step, 0);
     // Where it may go on, the step is counted and its update left out.
-    let still = values(&trainer.adapter.modules[1].a);
+    let still = values(&trainer.adapter.pair(1).a);
     let mut gates = StepGates::new(&GatesConfig { not_finite: Action::Warn, ..GatesConfig::default() }, None);
     assert!(!trainer.step(0, &step(1), &mut gates).unwrap().grad_norm.is_finite());
     assert_eq!(trainer.optimizer.step, 1);
-    assert_eq!(values(&trainer.adapter.modules[1].a), still);
+    assert_eq!(values(&trainer.adapter.pair(1).a), still);
 }

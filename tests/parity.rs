@@ -154,7 +154,8 @@ fn bf16_weights_stay_near_f32() {
         let model =
             Model::load(text.clone(), &Checkpoint::open(&base).unwrap(), &device, weights, &mut |_| {}).unwrap();
         let plan = LoraPlan::new(&LoraConfig::default(), &model.spec).unwrap();
-        let (adapter, mut gradients) = (Adapter::init(plan, 1, &device), Gradients::default());
+        let adapter = Adapter::init(plan, 1, &device);
+        let mut gradients = Gradients::new(&adapter);
         let engine = Engine {
             model,
             recompute_layers: 6,
@@ -164,7 +165,7 @@ fn bf16_weights_stay_near_f32() {
         };
         let losses = engine.accumulate(&adapter, &batch, 1.0 / batch.trained() as f64, 0, &mut gradients);
         // B is zero, so A has no gradient yet.
-        let gradients: Vec<f32> = gradients.modules.iter().flatten().flat_map(|pair| values(&pair.b)).collect();
+        let gradients: Vec<f32> = gradients.pairs().flat_map(|pair| values(&pair.b)).collect();
         (mean_loss(&losses, &batch), gradients)
     };
     let ((loss, gradients), (narrow_loss, narrow_gradients)) = (run(WeightDtype::F32), run(WeightDtype::Bf16));
@@ -213,16 +214,15 @@ fn lora_gradients_with_and_without_recompute() {
         let adapter = peft::read(&golden("adapter_init"), &engine.model.spec, &engine.model.device).unwrap();
         for case in CASES {
             let (batch, kept) = gold.case(case);
-            let mut gradients = Gradients::default();
+            let mut gradients = Gradients::new(&adapter);
             let losses = engine.accumulate(&adapter, &batch, 1.0 / batch.trained() as f64, 0, &mut gradients);
             let loss = reference.f32(&format!("{case}.loss"))[0];
             assert!((mean_loss(&losses, &batch) - f64::from(loss)).abs() < 1e-5);
             let logits = values(&engine.logits(Some(&adapter), &batch));
             let expected = rows(&reference.f32(&format!("{case}.logits")), &kept, engine.model.config.vocab_size);
             assert!(max_abs_diff(&logits, &expected) < 1e-4);
-            for (module, grad) in adapter.plan.modules.iter().zip(&gradients.modules) {
-                let LowRank { a, b } = grad.as_ref().unwrap();
-                for (name, ours) in peft_names(module).into_iter().zip([values(a), values(b)]) {
+            for (module, LowRank { a, b }) in adapter.plan.modules.iter().zip(gradients.pairs()) {
+                for (name, ours) in peft_names(module).into_iter().zip([values(&a), values(&b)]) {
                     let key = format!("{case}.grad.{name}");
                     let diff = relative(&ours, &reference.f32(&key));
                     assert!(diff < 1e-4, "{key} at recompute {recompute_layers}: {diff:e}");
@@ -243,7 +243,7 @@ fn the_training_trace_and_the_final_adapter() {
     let mut optimizer = AdamW::new(&TrainConfig { weight_decay: 0.0, eps: 1e-8, ..TrainConfig::default() }, &adapter);
     for step in trace["steps"].as_array().unwrap() {
         let (batch, _) = gold.case(step["case"].as_str().unwrap());
-        let mut gradients = Gradients::default();
+        let mut gradients = Gradients::new(&adapter);
         let losses = engine.accumulate(&adapter, &batch, 1.0 / batch.trained() as f64, 0, &mut gradients);
         let diff = (mean_loss(&losses, &batch) - step["loss"].as_f64().unwrap()).abs();
         assert!(diff < 1e-4, "step {}: {diff:e}", step["step"]);

@@ -72,7 +72,7 @@ fn steps_with_activations_in_f16_come_near_those_of_the_cpu() {
     }
     assert!(compared >= 6, "{in_f16:#?}");
     for (name, kernel) in provenance["kernels"].as_object().unwrap() {
-        let passed_on = if name == "embedding" { "" } else { ", f16 in and out" };
+        let passed_on = if ["embedding", "adamw"].contains(&&name[..]) { "" } else { ", f16 in and out" };
         assert_eq!(kernel["resolved"], format!("cubecl-f32-wgpu<wgsl>{passed_on}"), "{name}");
         assert!(kernel["requested"].as_str().unwrap().ends_with(", activations f16"), "{name}: {kernel}");
     }

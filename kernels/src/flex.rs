@@ -4,14 +4,21 @@ use crate::matmul::Weights;
 use burn::tensor::{DType, Shape, TensorData};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// A tensor whose storage is exactly its elements in row-major order.
+/// A tensor whose elements lie one behind the other, in row-major order: all of a buffer or a part of it.
 pub(crate) struct Packed(FlexTensor);
 
 impl Packed {
-    /// Copies only where the tensor is a view.
+    /// Copies only where the elements of a view lie otherwise.
     pub(crate) fn new(tensor: FlexTensor) -> Self {
-        Self(tensor.to_contiguous())
+        Self(if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() })
+    }
+
+    /// Where they lie in the buffer.
+    fn place(&self) -> Range<usize> {
+        let (start, end) = self.0.layout().contiguous_offsets().expect("the elements lie one behind the other");
+        start..end
     }
 
     /// The elements of an f32 tensor.
@@ -19,7 +26,7 @@ impl Packed {
     /// # Panics
     /// If the tensor has another dtype.
     pub(crate) fn f32(&self) -> &[f32] {
-        self.0.storage()
+        &self.0.storage()[self.place()]
     }
 
     /// The elements of a frozen weight, f32 or bf16.
@@ -28,8 +35,8 @@ impl Packed {
     /// If the tensor has another dtype.
     pub(crate) fn weights(&self) -> Weights<'_> {
         match self.0.dtype() {
-            DType::BF16 => Weights::Bf16(self.0.storage()),
-            _ => Weights::F32(self.0.storage()),
+            DType::BF16 => Weights::Bf16(&self.0.storage()[self.place()]),
+            _ => Weights::F32(&self.0.storage()[self.place()]),
         }
     }
 
@@ -38,7 +45,7 @@ impl Packed {
     /// # Panics
     /// If the tensor has another dtype.
     pub(crate) fn i32(&self) -> &[i32] {
-        self.0.storage()
+        &self.0.storage()[self.place()]
     }
 
     /// The sizes of the tensor.
@@ -48,6 +55,14 @@ impl Packed {
     pub(crate) fn dims<const D: usize>(&self) -> [usize; D] {
         self.0.layout().shape().dims()
     }
+}
+
+/// `tensor` as a buffer of exactly its elements, to be written to. What somebody else holds is copied by whoever writes.
+pub(crate) fn writable(tensor: FlexTensor) -> FlexTensor {
+    // Without another handle, where it is one already: that would be somebody else.
+    let layout = tensor.layout();
+    let whole = layout.is_contiguous() && layout.num_elements() * tensor.dtype().size() == tensor.bytes().len();
+    if whole { tensor } else { tensor.to_contiguous() }
 }
 
 /// A float tensor that takes over `values`, row-major.

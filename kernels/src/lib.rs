@@ -14,6 +14,7 @@
     )
 )]
 
+pub mod adamw;
 pub mod attention;
 pub mod cotangent;
 pub mod cross_entropy;

@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::job::Rehearsal;
-use crate::model::adapter::{Adapter, LowRank, tensor};
+use crate::model::adapter::{Adapter, tensor};
 use crate::model::config::{LayerConfig, TextConfig};
 use crate::model::gemma4;
 use crate::model::lora::{LoraPlan, group};
@@ -332,13 +332,11 @@ impl Bench<'_> {
     fn optimiser(&mut self, config: &Config, initial: &Adapter) {
         let mut adapter = initial.clone();
         let mut optimizer = AdamW::new(&config.train, &adapter);
-        let gradient = |pair: &LowRank| Some(LowRank { a: self.random(pair.a.dims()), b: self.random(pair.b.dims()) });
-        let modules: Vec<Option<LowRank>> = adapter.modules.iter().map(gradient).collect();
+        let gradients = Gradients::of(initial);
         let what = format!("optimiser: {} parameters updated", group(adapter.plan.parameters()));
         let measured = self.measure(what, None, || {
-            let gradients = Gradients { modules: modules.clone() };
             let norm = global_norm(&gradients);
-            optimizer.update(&mut adapter, gradients, 1.0 / norm, config.train.lr);
+            optimizer.update(&mut adapter, gradients.clone(), 1.0 / norm, config.train.lr);
             Ok(())
         });
         measured.expect("the call does not fail");

@@ -24,7 +24,7 @@ pub(super) type Factors = [([usize; 2], Vec<f32>); 2];
 
 /// A and B of every module, read from the device.
 pub(super) fn factors(adapter: &Adapter) -> Vec<Factors> {
-    adapter.modules.iter().map(|pair| [&pair.a, &pair.b].map(|t| (t.dims(), values(t)))).collect()
+    adapter.pairs().map(|pair| [pair.a, pair.b].map(|t| (t.dims(), values(&t)))).collect()
 }
 
 /// The update of a module: scale B A, with A `[rank, input]` and B `[output, rank]`.

@@ -296,6 +296,8 @@ impl Loop<'_> {
             }
             None => Position { epoch: self.config.train.epochs, step_in_epoch: 0 },
         };
+        // Buffers were changed in place, by what this thread asked for: it must be done before another thread reads them.
+        _ = self.engine.model.device.sync();
         let (adapter, optimizer) = (trainer.adapter.clone(), trainer.optimizer.clone());
         Snapshot { step, position, adapter, optimizer, memory, metrics_bytes }
     }

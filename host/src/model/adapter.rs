@@ -1,5 +1,6 @@
-//! The trainable tensors of a run: one pair A `[r, in]`, B `[out, r]` (f32) for each adapted module.
+//! The trainable tensors of a run: one pair A `[r, in]`, B `[out, r]` (f32) for each adapted module, all in one buffer.
 
+use super::flat::{Flat, Place};
 use super::lora::{LoraPlan, never_adapted};
 use super::rng::{SplitMix64, derive_seed};
 use super::spec::{LinearModule, Slot};
@@ -25,8 +26,8 @@ pub type LayerAdapters = [Option<LinearAdapter>; 7];
 pub struct Adapter {
     /// What is adapted.
     pub plan: LoraPlan,
-    /// Parallel to `plan.modules`.
-    pub modules: Vec<LowRank>,
+    /// A and B of each of `plan.modules`.
+    pub flat: Flat,
 }
 
 /// Values and shape of one adapter tensor under its PEFT name.
@@ -42,14 +43,15 @@ impl Adapter {
     /// Fresh adapters: A uniform in +-1/sqrt(in) (the Kaiming initialisation that PEFT uses), B zero. Each module draws from a
     /// stream named after its path, so that adapting one module more changes no other.
     pub fn init(plan: LoraPlan, seed: u64, device: &Device) -> Self {
-        let modules = plan.modules.iter().map(|m| {
-            let mut rng = SplitMix64::new(seed, &m.path);
-            let bound = 1.0 / (m.input as f64).sqrt();
-            let values = (0..plan.rank * m.input).map(|_| ((2.0 * rng.next_f64() - 1.0) * bound) as f32).collect();
-            LowRank { a: tensor([plan.rank, m.input], values, device), b: Tensor::zeros([m.output, plan.rank], device) }
-        });
-        let modules = modules.collect();
-        Self { plan, modules }
+        let fresh = |index: usize, [a, b]: &[Place; 2]| {
+            let module = &plan.modules[index];
+            let mut rng = SplitMix64::new(seed, &module.path);
+            let bound = 1.0 / (module.input as f64).sqrt();
+            let a = a.range().map(|_| ((2.0 * rng.next_f64() - 1.0) * bound) as f32).collect();
+            Ok([a, vec![0.0; b.range().len()]])
+        };
+        let flat = Flat::read(&plan, device, fresh).expect("nothing is read");
+        Self { plan, flat }
     }
 
     /// Adapters from tensors under their PEFT names.
@@ -58,13 +60,13 @@ impl Adapter {
     /// `model::adapter_tensor` naming the tensor that is missing, left over, wrongly shaped or not finite.
     pub fn from_tensors(plan: LoraPlan, mut tensors: TensorMap, device: &Device) -> Result<Self> {
         let wrong = |message: String| Error::new("model::adapter_tensor", message);
-        let mut take = |name: String, shape: [usize; 2]| -> Result<Tensor<2>> {
-            let (found, values) = tensors.remove(&name).ok_or_else(|| {
+        let mut take = |Place { name, shape, .. }: &Place| -> Result<Vec<f32>> {
+            let (found, values) = tensors.remove(name).ok_or_else(|| {
                 wrong(format!("the adapter has no tensor {name}"))
                     .expected(format!("{name} {shape:?}"))
                     .help("its settings name a module that its tensors leave out: take both from one training")
             })?;
-            if found != shape {
+            if found != *shape {
                 // Rows of A and columns of B are the rank.
                 let of_rank =
                     (0..2).any(|at| found[at] != shape[at] && found[1 - at] == shape[1 - at] && shape[at] == plan.rank);
@@ -81,38 +83,35 @@ impl Adapter {
                     .expected("finite values")
                     .help("the training that wrote it went astray: take an earlier checkpoint of it, or train again"));
             }
-            Ok(tensor(shape, values, device))
+            Ok(values)
         };
-        let modules = plan
-            .modules
-            .iter()
-            .map(|m| {
-                let [a, b] = peft_names(m);
-                Ok(LowRank { a: take(a, [plan.rank, m.input])?, b: take(b, [m.output, plan.rank])? })
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let flat = Flat::read(&plan, device, |_, [a, b]| Ok([take(a)?, take(b)?]))?;
         match tensors.keys().next() {
             Some(name) => Err(wrong(format!("adapter tensor {name} belongs to no adapted module of this base"))
                 .help(never_adapted(name).unwrap_or(OTHER_BASE))),
-            None => Ok(Self { plan, modules }),
+            None => Ok(Self { plan, flat }),
         }
     }
 
     /// Every tensor under its PEFT name, A before B, in module order.
     pub fn tensors(&self) -> Vec<NamedTensor> {
-        let pairs = self.plan.modules.iter().zip(&self.modules);
-        pairs
-            .flat_map(|(m, pair)| {
-                let [a, b] = peft_names(m);
-                [(a, pair.a.dims(), values(&pair.a)), (b, pair.b.dims(), values(&pair.b))]
-            })
-            .collect()
+        self.flat.tensors().map(|(name, tensor)| (name.into(), tensor.dims(), values(&tensor))).collect()
+    }
+
+    /// A and B of module `index`: views, as [`Flat::pair`] gives them.
+    pub fn pair(&self, index: usize) -> LowRank {
+        self.flat.pair(index)
+    }
+
+    /// A and B of every module.
+    pub fn pairs(&self) -> impl Iterator<Item = LowRank> {
+        (0..self.plan.modules.len()).map(|index| self.pair(index))
     }
 
     /// The adapters of `layer` as the kernels take them. `dropout_seed` turns dropout on; it must be the same for a layer and
     /// its recompute.
     pub fn layer(&self, layer: usize, dropout_seed: Option<u64>) -> LayerAdapters {
-        self.layer_of(layer, dropout_seed, |pair| pair.clone())
+        self.layer_of(layer, dropout_seed, |pair| pair)
     }
 
     /// Like [`Adapter::layer`], with every tensor passed through `map`: how the engine marks them as differentiable.
@@ -120,11 +119,11 @@ impl Adapter {
         &self,
         layer: usize,
         dropout_seed: Option<u64>,
-        mut map: impl FnMut(&LowRank) -> LowRank,
+        mut map: impl FnMut(LowRank) -> LowRank,
     ) -> LayerAdapters {
         let mut out: LayerAdapters = Default::default();
-        for (module, pair) in self.plan.modules.iter().zip(&self.modules).filter(|(m, _)| m.layer == layer) {
-            let LowRank { a, b } = map(pair);
+        for (index, module) in self.plan.modules.iter().enumerate().filter(|(_, m)| m.layer == layer) {
+            let LowRank { a, b } = map(self.pair(index));
             let seed = dropout_seed.filter(|_| self.plan.dropout > 0.0);
             let dropout = seed.map(|seed| Dropout { p: self.plan.dropout, seed: derive_seed(seed, &module.path) });
             out[module.slot as usize] = Some(LinearAdapter { a, b, scale: self.plan.scale, dropout });

@@ -7,6 +7,7 @@ pub mod config;
 pub mod experts;
 #[cfg(test)]
 pub mod fixtures;
+pub mod flat;
 pub mod fp8;
 pub mod gemma4;
 pub mod ggml;

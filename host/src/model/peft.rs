@@ -1,6 +1,6 @@
 //! Adapter folders as PEFT writes and reads them: `adapter_config.json` and `adapter_model.safetensors`.
 
-use super::adapter::{Adapter, LowRank, OTHER_BASE, TensorMap, peft_names, values};
+use super::adapter::{Adapter, OTHER_BASE, TensorMap, values};
 use super::checkpoint::to_f32;
 use super::lora::{LoraPlan, never_adapted};
 use super::spec::{ModelSpec, TIED_COPY};
@@ -28,8 +28,7 @@ const FILES: &str = "an adapter folder holds adapter_config.json and adapter_mod
 
 /// The bytes of a safetensors file with the adapter's tensors in f32 under their PEFT names.
 pub fn weights_bytes(adapter: &Adapter) -> Vec<u8> {
-    let pairs = adapter.plan.modules.iter().zip(&adapter.modules);
-    tensor_file(pairs.flat_map(|(module, LowRank { a, b })| peft_names(module).into_iter().zip([a.clone(), b.clone()])))
+    tensor_file(adapter.flat.tensors().map(|(name, tensor)| (name.into(), tensor)))
 }
 
 /// A tensor of a device, whose values are copied when they are written.

@@ -3,14 +3,12 @@
 //! Where B is zero, as in a fresh adapter, the gradient of A is zero whatever the model does: A is looked at after the update.
 
 use crate::error::{Error, Result};
-use crate::model::adapter::{LowRank, values};
 use crate::model::lora::group;
 use crate::plan::Source;
 use crate::train::engine::Gradients;
 use crate::train::optimizer::{global_norm, learning_rate};
 use crate::train::steps::{MicroBatch, Step};
 use crate::train::trainer::{Computed, Trainer};
-use burn::tensor::Tensor;
 use serde::Serialize;
 use std::fmt::{self, Display, Formatter};
 
@@ -78,7 +76,7 @@ pub fn probe(trainer: &mut Trainer, steps: &[Step], device: &str) -> Result<Repo
         Error::new("gate::nothing_trained", "no micro-batch of the run trains a token")
             .help("tunehost corpus inspect shows which tokens are trained")
     })?;
-    let b_is_zero: Vec<bool> = trainer.adapter.modules.iter().map(|pair| norm(&pair.b) == 0.0).collect();
+    let b_is_zero: Vec<bool> = trainer.adapter.flat.squares().iter().map(|[_, b]| *b == 0.0).collect();
     let Computed { losses, loss, gradients, trained } = trainer.compute(0, &step)?;
     let before = norms(&gradients);
     let (size, lr) = (global_norm(&gradients), learning_rate(trainer.config, 0, trainer.total_steps));
@@ -105,14 +103,9 @@ pub fn probe(trainer: &mut Trainer, steps: &[Step], device: &str) -> Result<Repo
     })
 }
 
-/// Norms of the gradients of A and B, by module; zero where there is none.
+/// Norms of the gradients of A and B, by module.
 fn norms(gradients: &Gradients) -> Vec<[f64; 2]> {
-    let of = |pair: &Option<_>| pair.as_ref().map_or([0.0; 2], |g: &LowRank| [norm(&g.a), norm(&g.b)]);
-    gradients.modules.iter().map(of).collect()
-}
-
-fn norm(tensor: &Tensor<2>) -> f64 {
-    values(tensor).iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt()
+    gradients.flat().squares().into_iter().map(|pair| pair.map(f64::sqrt)).collect()
 }
 
 impl Report {

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::hash::sha256;
-use crate::model::adapter::{Adapter, LowRank, values};
+use crate::model::adapter::{Adapter, values};
+use crate::model::flat::Flat;
 use crate::model::lora::group;
 use crate::plan::Source;
 use crate::train::optimizer::{AdamW, global_norm, learning_rate};
@@ -84,16 +85,16 @@ fn pass(trainer: &Trainer, steps: &[Step]) -> Result<Vec<StepHashes>> {
     let step = |(index, step): (u64, &Step)| {
         let Computed { losses, loss, gradients, .. } = trainer.compute(index, step)?;
         let losses_sha256 = hash(losses.iter().copied());
-        let gradients_sha256 = hash_of(gradients.modules.iter().flatten());
+        let gradients_sha256 = hash_of(gradients.flat());
         let norm = global_norm(&gradients);
         trainer.update(gradients, norm, learning_rate(config, index, total_steps));
-        Ok(StepHashes { loss, losses_sha256, gradients_sha256, adapters_sha256: hash_of(&trainer.adapter.modules) })
+        Ok(StepHashes { loss, losses_sha256, gradients_sha256, adapters_sha256: hash_of(&trainer.adapter.flat) })
     };
     (0..).zip(steps).map(step).collect()
 }
 
-fn hash_of<'a>(pairs: impl IntoIterator<Item = &'a LowRank>) -> String {
-    hash(pairs.into_iter().flat_map(|pair| [values(&pair.a), values(&pair.b)]).flatten())
+fn hash_of(flat: &Flat) -> String {
+    hash(flat.tensors().flat_map(|(_, tensor)| values(&tensor)))
 }
 
 fn hash(values: impl Iterator<Item = f32>) -> String {

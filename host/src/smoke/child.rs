@@ -159,7 +159,7 @@ pub fn compute(config: &Config, shape: Shape, steps: u64, tell: &mut dyn FnMut(&
 
 /// Seconds of an update with gradients of the adapters' sizes and a learning rate of 0.
 fn update_s(trainer: &mut Trainer) -> f64 {
-    let gradients = Gradients { modules: trainer.adapter.modules.iter().cloned().map(Some).collect() };
+    let gradients = Gradients::of(&trainer.adapter);
     let started = Instant::now();
     trainer.optimizer.update(&mut trainer.adapter, gradients, 1.0, 0.0);
     finish(&trainer.adapter);
@@ -168,7 +168,7 @@ fn update_s(trainer: &mut Trainer) -> f64 {
 
 /// Waits for what a device that computes beside this process was asked for: it answers in order.
 fn finish(adapter: &Adapter) {
-    if let Some(last) = adapter.modules.last() {
+    if let Some(last) = adapter.pairs().last() {
         values(&last.b);
     }
 }

@@ -11,11 +11,13 @@ use super::batch::Batch;
 use super::phase;
 use crate::config::WeightDtype;
 use crate::model::adapter::{Adapter, LayerAdapters, LowRank};
+use crate::model::flat::Flat;
 use crate::model::gemma4::Positions;
 use crate::model::products::Products;
 use crate::model::rng::derive_seed;
 use crate::model::weights::Model;
 use burn::tensor::{DType, Gradients as Tape, Tensor};
+use tunehost_kernels::adamw::Write;
 use tunehost_kernels::cotangent::pull_back;
 use tunehost_kernels::cross_entropy::{self, CrossEntropy, linear_cross_entropy};
 use tunehost_kernels::trace;
@@ -35,11 +37,62 @@ pub struct Engine {
     pub residuals: WeightDtype,
 }
 
-/// Gradients of every adapter tensor, parallel to [`Adapter::modules`]; absent until a batch added to them.
-#[derive(Debug, Default)]
+/// Gradients of every adapter tensor, summed over micro-batches.
+#[derive(Debug, Clone)]
 pub struct Gradients {
+    /// Laid out as [`Adapter::flat`].
+    flat: Flat,
+    /// Whether there is a gradient of each module.
+    written: Vec<bool>,
+}
+
+impl Gradients {
+    /// Those of no micro-batch yet, of `adapter`.
+    pub fn new(adapter: &Adapter) -> Self {
+        Self { flat: adapter.flat.zeros_like(), written: vec![false; adapter.plan.modules.len()] }
+    }
+
+    /// As large as those of a micro-batch, for measuring: the adapter's own values.
+    pub fn of(adapter: &Adapter) -> Self {
+        let mut gradients = Self::new(adapter);
+        adapter.pairs().enumerate().for_each(|(index, pair)| gradients.add(index, pair));
+        gradients
+    }
+
+    /// Adds those of module `index`.
+    pub fn add(&mut self, index: usize, gradient: LowRank) {
+        let how = if self.written[index] { Write::Add } else { Write::Set };
+        self.flat.write(index, gradient, how);
+        self.written[index] = true;
+    }
+
+    /// All of them.
+    ///
+    /// # Panics
+    /// If a module has none, which is an error of the engine.
+    pub fn flat(&self) -> &Flat {
+        let missing = self.written.iter().position(|written| !written);
+        assert_eq!(missing, None, "the engine gave no gradient of this module");
+        &self.flat
+    }
+
+    /// [`Gradients::flat`], given away.
+    ///
+    /// # Panics
+    /// As that.
+    pub fn into_flat(self) -> Flat {
+        self.flat();
+        self.flat
+    }
+
     /// dA and dB of each module.
-    pub modules: Vec<Option<LowRank>>,
+    ///
+    /// # Panics
+    /// As [`Gradients::flat`].
+    pub fn pairs(&self) -> impl Iterator<Item = LowRank> {
+        let flat = self.flat();
+        (0..self.written.len()).map(|index| flat.pair(index))
+    }
 }
 
 /// A layer's part of the graph that the backward pass consumes.
@@ -104,7 +157,6 @@ impl Engine {
         dropout_seed: u64,
         gradients: &mut Gradients,
     ) -> Vec<f32> {
-        gradients.modules.resize_with(adapter.modules.len(), || None);
         let forward = trace::scope(phase::FORWARD);
         let positions = self.positions(batch);
         // Nothing below the lowest adapted layer needs a gradient.
@@ -173,12 +225,7 @@ impl Engine {
                     Some(scale) => tape.remove(leaf).mul_scalar(scale),
                     None => tape.remove(leaf),
                 });
-                let grad = LowRank { a, b };
-                let sum = &mut gradients.modules[module];
-                *sum = Some(match sum.take() {
-                    None => grad,
-                    Some(s) => LowRank { a: s.a + grad.a, b: s.b + grad.b },
-                });
+                gradients.add(module, LowRank { a, b });
             }
             // Freed within the phase.
             drop((tape, graph));
@@ -202,8 +249,7 @@ impl Engine {
         let input = input.autodiff().set_require_grad(track_input);
         let mut leaves = Vec::new();
         let adapters = adapter.layer_of(index, Some(layer_seed(dropout_seed, index)), |pair| {
-            let leaf =
-                LowRank { a: pair.a.clone().autodiff().require_grad(), b: pair.b.clone().autodiff().require_grad() };
+            let leaf = LowRank { a: pair.a.autodiff().require_grad(), b: pair.b.autodiff().require_grad() };
             leaves.push(leaf.clone());
             leaf
         });

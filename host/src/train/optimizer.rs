@@ -2,26 +2,18 @@
 
 use super::engine::Gradients;
 use crate::config::{Schedule, TrainConfig};
-use crate::model::adapter::{Adapter, LowRank, values};
-use burn::tensor::Tensor;
+use crate::model::adapter::Adapter;
+use crate::model::flat::Flat;
 use std::f64::consts::PI;
+use tunehost_kernels::adamw::Step;
 
-/// First and second moment of one tensor.
-#[derive(Debug, Clone)]
-pub struct Moments {
-    /// Mean of the gradient.
-    pub m: Tensor<2>,
-    /// Mean of its square.
-    pub v: Tensor<2>,
-}
-
-/// Optimiser state, parallel to [`Adapter::modules`]: moments of A and of B.
+/// Optimiser state.
 #[derive(Debug, Clone)]
 pub struct AdamW {
     /// Steps taken.
     pub step: u64,
-    /// Moments of A and B of each module.
-    pub moments: Vec<[Moments; 2]>,
+    /// First and second moment of every value of [`Adapter::flat`]: means of the gradient and of its square.
+    pub moments: [Flat; 2],
     betas: [f64; 2],
     eps: f64,
     weight_decay: f64,
@@ -30,8 +22,7 @@ pub struct AdamW {
 impl AdamW {
     /// Zero moments for every tensor of `adapter`.
     pub fn new(config: &TrainConfig, adapter: &Adapter) -> Self {
-        let zero = |t: &Tensor<2>| Moments { m: t.zeros_like(), v: t.zeros_like() };
-        let moments = adapter.modules.iter().map(|p| [zero(&p.a), zero(&p.b)]).collect();
+        let moments = [(); 2].map(|()| adapter.flat.zeros_like());
         Self { step: 0, moments, betas: config.betas, eps: config.eps, weight_decay: config.weight_decay }
     }
 
@@ -40,38 +31,29 @@ impl AdamW {
         self.step += 1;
     }
 
-    /// One update of every adapter tensor with gradients times `grad_factor`. A module without a gradient is an error of the
-    /// engine; its tensors are left as they are, and the inert-adapter gate names it.
+    /// One update of every adapter tensor with gradients times `grad_factor`, in one launch.
+    ///
+    /// # Panics
+    /// If a module has no gradient.
     pub fn update(&mut self, adapter: &mut Adapter, gradients: Gradients, grad_factor: f64, lr: f64) {
         self.step += 1;
         let step = self.step as i32;
         let [beta1, beta2] = self.betas;
-        // The same order of operations as PyTorch's single-tensor AdamW, so that traces agree.
-        let step_size = lr / (1.0 - beta1.powi(step));
-        let correction2_sqrt = (1.0 - beta2.powi(step)).sqrt();
-        let (decay, eps) = (1.0 - lr * self.weight_decay, self.eps);
-        let update = |param: &mut Tensor<2>, grad: Tensor<2>, state: &mut Moments| {
-            let grad = grad.mul_scalar(grad_factor as f32);
-            state.m = state.m.clone().mul_scalar(beta1 as f32) + grad.clone().mul_scalar((1.0 - beta1) as f32);
-            state.v = state.v.clone().mul_scalar(beta2 as f32) + grad.square().mul_scalar((1.0 - beta2) as f32);
-            let denominator = state.v.clone().sqrt().div_scalar(correction2_sqrt as f32).add_scalar(eps as f32);
-            *param =
-                param.clone().mul_scalar(decay as f32) - (state.m.clone() / denominator).mul_scalar(step_size as f32);
+        let step = Step {
+            grad_factor,
+            betas: self.betas,
+            eps: self.eps,
+            decay: 1.0 - lr * self.weight_decay,
+            step_size: lr / (1.0 - beta1.powi(step)),
+            correction: (1.0 - beta2.powi(step)).sqrt(),
         };
-        let modules = adapter.modules.iter_mut().zip(gradients.modules).zip(&mut self.moments);
-        for ((pair, grad), [state_a, state_b]) in modules {
-            if let Some(LowRank { a, b }) = grad {
-                update(&mut pair.a, a, state_a);
-                update(&mut pair.b, b, state_b);
-            }
-        }
+        adapter.flat.update(&mut self.moments, gradients.into_flat(), &step);
     }
 }
 
-/// Global L2 norm of the gradients, summed in f64 in module order.
+/// Global L2 norm of the gradients, summed in module order.
 pub fn global_norm(gradients: &Gradients) -> f64 {
-    let squares = |t: &Tensor<2>| values(t).iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>();
-    gradients.modules.iter().flatten().map(|g| squares(&g.a) + squares(&g.b)).sum::<f64>().sqrt()
+    gradients.flat().squares().iter().map(|[a, b]| a + b).sum::<f64>().sqrt()
 }
 
 /// Factor that brings a gradient of `norm` down to `clip_norm`; 1 when it is smaller or clipping is off (0).

@@ -1,12 +1,13 @@
 //! Adapters and optimiser state as the files of a checkpoint, and back.
 
-use super::optimizer::{AdamW, Moments};
+use super::optimizer::AdamW;
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::model::adapter::{Adapter, peft_names, tensor};
+use crate::model::adapter::Adapter;
+use crate::model::flat::Place;
 use crate::model::lora::LoraPlan;
 use crate::model::peft::{read_tensors, tensor_file, weights_bytes};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -17,12 +18,10 @@ pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
 /// The bytes of [`ADAPTER_FILE`] and [`OPTIMIZER_FILE`].
 pub fn to_files(adapter: &Adapter, optimizer: &AdamW) -> [(&'static str, Vec<u8>); 2] {
-    let modules = adapter.plan.modules.iter().zip(&optimizer.moments);
-    let moments = modules.flat_map(|(module, moments)| peft_names(module).into_iter().zip(moments));
-    let optimizer = tensor_file(
-        moments
-            .flat_map(|(name, Moments { m, v })| [(format!("{name}.m"), m.clone()), (format!("{name}.v"), v.clone())]),
-    );
+    let [m, v] = &optimizer.moments;
+    let moments = m.tensors().zip(v.tensors());
+    let optimizer =
+        tensor_file(moments.flat_map(|((name, m), (_, v))| [(format!("{name}.m"), m), (format!("{name}.v"), v)]));
     [(ADAPTER_FILE, weights_bytes(adapter)), (OPTIMIZER_FILE, optimizer)]
 }
 
@@ -46,24 +45,21 @@ pub fn from_files(
     };
     let adapter = Adapter::from_tensors(plan, read_tensors(file(ADAPTER_FILE)?, &origin.join(ADAPTER_FILE))?, device)?;
     let mut moments = read_tensors(file(OPTIMIZER_FILE)?, &origin.join(OPTIMIZER_FILE))?;
-    let mut take = |name: String, like: &Tensor<2>| -> Result<Tensor<2>> {
+    let mut take = |Place { name, shape, .. }: &Place, moment: &str| -> Result<Vec<f32>> {
+        let name = format!("{name}.{moment}");
         match moments.remove(&name) {
-            Some((shape, values)) if shape == like.dims() => Ok(tensor(shape, values, device)),
+            Some((found, values)) if found == *shape => Ok(values),
             _ => Err(Error::new(
                 "run::bad_checkpoint",
                 format!("{} has no fitting {name}", origin.join(OPTIMIZER_FILE).display()),
             )
-            .expected(format!("shape {:?}", like.dims()))
+            .expected(format!("shape {shape:?}"))
             .help("resume from an earlier checkpoint")),
         }
     };
+    let mut read = |moment| adapter.flat.read_like(|_, [a, b]| Ok([take(a, moment)?, take(b, moment)?]));
     let mut optimizer = AdamW::new(config, &adapter);
-    optimizer.step = step;
-    for (module, state) in adapter.plan.modules.iter().zip(&mut optimizer.moments) {
-        for (name, state) in peft_names(module).into_iter().zip(state) {
-            *state = Moments { m: take(format!("{name}.m"), &state.m)?, v: take(format!("{name}.v"), &state.v)? };
-        }
-    }
+    (optimizer.step, optimizer.moments) = (step, [read("m")?, read("v")?]);
     Ok((adapter, optimizer))
 }
 

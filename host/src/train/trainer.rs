@@ -98,7 +98,7 @@ impl Trainer<'_> {
         }
         // The sum over the window is divided once, so that a token weighs the same in whichever micro-batch it stands.
         let grad_scale = 1.0 / trained as f64;
-        let mut gradients = Gradients::default();
+        let mut gradients = Gradients::new(&self.adapter);
         let (mut losses, mut loss_sum) = (Vec::new(), 0.0);
         for (i, batch) in batches.iter().enumerate() {
             let seed = derive_seed(self.config.seed, &format!("dropout of step {index} micro-batch {i}"));

@@ -1,6 +1,7 @@
 //! Every operation that has kernels here, at the production shapes: Gemma-4 26B-A4B, one row of 16,384 tokens.
 
 use super::recorder::On;
+use crate::adamw::{AdamWOps, Step, Write};
 use crate::attention::{Attention, AttentionKernel, Segments};
 use crate::cross_entropy::{CrossEntropyOps, Head};
 use crate::embedding::EmbeddingOps;
@@ -24,6 +25,8 @@ const VOCABULARY: usize = 262_144;
 const CHUNK_ROWS: usize = 1_024;
 const RANK: usize = 64;
 const QUERY_HEADS: usize = 16;
+/// Parameters of all adapters.
+const ADAPTERS: usize = 74_342_400;
 const EPS: f64 = 1e-6;
 const HEAD: Head = Head { softcap: Some(30.0), chunk_rows: CHUNK_ROWS };
 
@@ -156,6 +159,16 @@ pub fn cases(dtypes: Dtypes) -> Vec<Case> {
             let [gate, up] = [(); 2].map(|()| on.result([TOKENS, DENSE], dtype));
             let out = Cube::geglu(gate.clone(), up.clone());
             Cube::geglu_backward(gate, up, out);
+        }),
+        case("AdamW", [], |on| {
+            let [values, m, v, gradient] = [(); 4].map(|()| on.result([ADAPTERS], DType::F32));
+            for write in [Write::Set, Write::Add] {
+                Cube::write_flat(gradient.clone(), 0, on.result([RANK, HIDDEN], DType::F32), write);
+            }
+            Cube::sums_of_squares(gradient.clone(), vec![0..ADAPTERS]);
+            let step =
+                Step { grad_factor: 1.0, betas: [0.9, 0.999], eps: 1e-8, decay: 1.0, step_size: 1e-4, correction: 1.0 };
+            Cube::adamw(values, m, v, gradient, step);
         }),
     ]
 }

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 /// Every kernel of a step by its name, with its implementation: who computes and in what.
-pub type Table = [(&'static str, String); 8];
+pub type Table = [(&'static str, String); 9];
 
 /// What a step's tensors are kept in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ pub(crate) fn cubecl(runtime: &str, has: Capabilities, dtypes: Dtypes) -> Result
 }
 
 /// The implementation `f32`, that of `attention`, or `products` where a kernel multiplies frozen matrices, each with the activations that
-/// it takes and gives where those are not f32. The embedding gives the residual stream, which is.
+/// it takes and gives where those are not f32. The embedding gives the residual stream, and adapters are updated, in f32.
 fn table(attention: String, f32: String, products: String, activations: DType) -> Table {
     let passing = |by: &String| match activations {
         DType::F32 => by.clone(),
@@ -129,6 +129,7 @@ fn table(attention: String, f32: String, products: String, activations: DType) -
         ("lora_linear", passing(&products)),
         ("moe_experts", passing(&products)),
         ("linear_cross_entropy", passing(&products)),
+        ("adamw", f32),
     ]
 }
 

@@ -24,12 +24,12 @@ pub enum Movement {
 /// `gate::inert_adapter` when no B moved.
 pub fn movement(adapter: &Adapter, initial: Option<&Adapter>) -> Result<Movement> {
     let is_still = |i: &usize| {
-        let b = values(&adapter.modules[*i].b);
-        initial.map_or_else(|| b.iter().all(|v| *v == 0.0), |initial| b == values(&initial.modules[*i].b))
+        let b = values(&adapter.pair(*i).b);
+        initial.map_or_else(|| b.iter().all(|v| *v == 0.0), |initial| b == values(&initial.pair(*i).b))
     };
-    let still = (0..adapter.modules.len()).filter(is_still);
+    let still = (0..adapter.plan.modules.len()).filter(is_still);
     let still: Vec<String> = still.map(|i| adapter.plan.modules[i].path.clone()).collect();
-    if still.len() == adapter.modules.len() {
+    if still.len() == adapter.plan.modules.len() {
         return Err(Error::new("gate::inert_adapter", "no adapter moved in a step with a learning rate above 0")
             .expected("every lora_B to differ from its initial value")
             .help(
@@ -198,7 +198,7 @@ impl StepGates {
         if !due || action == Action::Off {
             return Ok(());
         }
-        let of = adapter.modules.len();
+        let of = adapter.plan.modules.len();
         let mut write = |verdict, found| self.inert = Some(GateRecord { action, verdict, found });
         match movement(adapter, self.initial.as_ref()) {
             Ok(Movement::All) => write(Verdict::Passed, format!("all {of} adapters moved by step {step}")),
@@ -241,11 +241,14 @@ impl StepGates {
 mod tests {
     use super::*;
     use crate::config::LoraConfig;
+    use crate::model::adapter::LowRank;
     use crate::model::config::TextConfig;
     use crate::model::fixtures::fixture;
     use crate::model::lora::LoraPlan;
     use crate::model::spec::ModelSpec;
     use burn::tensor::Device;
+    use std::ops::Range;
+    use tunehost_kernels::adamw::Write;
 
     fn step(step: u64, loss: f64, grad_norm: f64) -> StepMetrics {
         StepMetrics { step, epoch: 0, loss, lr: 1e-3, grad_norm, tokens: 9, trained_tokens: 4, padding: 0.0 }
@@ -255,6 +258,13 @@ mod tests {
         let text = TextConfig::read(&fixture("golden/model")).unwrap();
         let plan = LoraPlan::new(&LoraConfig::default(), &ModelSpec::new(&text, "model.")).unwrap();
         Adapter::init(plan, 1, &Device::flex())
+    }
+
+    fn move_b(adapter: &mut Adapter, modules: Range<usize>) {
+        for index in modules {
+            let LowRank { a, b } = adapter.pair(index);
+            adapter.flat.write(index, LowRank { a, b: b.add_scalar(0.5) }, Write::Set);
+        }
     }
 
     #[test]
@@ -271,10 +281,8 @@ mod tests {
         gates.after_update(1, 1e-3, false, &adapter).unwrap();
         assert!(gates.warnings()[0].contains("no adapter moved"));
 
-        let of = adapter.modules.len();
-        for pair in &mut adapter.modules[1..] {
-            pair.b = pair.b.clone().add_scalar(0.5);
-        }
+        let of = adapter.plan.modules.len();
+        move_b(&mut adapter, 1..of);
         // Looked at again where it is saved, and at the step that is set.
         for (step, save) in [(7, true), (100, false)] {
             gates.after_update(step, 1e-3, save, &adapter).unwrap();
@@ -283,7 +291,7 @@ mod tests {
         }
         gates.after_update(101, 1e-3, false, &adapter).unwrap();
         assert_eq!(gates.warnings(), [""; 0]);
-        adapter.modules[0].b = adapter.modules[1].b.clone();
+        move_b(&mut adapter, 0..1);
         gates.after_update(102, 1e-3, true, &adapter).unwrap();
         assert_eq!(gates.records()["inert_adapter"].verdict, Verdict::Passed);
     }
@@ -291,9 +299,8 @@ mod tests {
     #[test]
     fn an_adapter_that_was_trained_before_is_compared_with_what_it_was() {
         let mut initial = adapter();
-        for pair in &mut initial.modules {
-            pair.b = pair.b.clone().add_scalar(0.5);
-        }
+        let of = initial.plan.modules.len();
+        move_b(&mut initial, 0..of);
         let mut gates = StepGates::new(&GatesConfig::default(), Some(initial.clone()));
         let error = gates.after_update(1, 1e-3, false, &initial).unwrap_err();
         assert_eq!(error.code(), "gate::inert_adapter");
