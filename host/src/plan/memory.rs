@@ -43,7 +43,7 @@ impl Shape {
 pub struct Memory {
     /// The frozen base.
     pub base_bytes: usize,
-    /// Adapters, the sum of their gradients, and AdamW's two moments.
+    /// Adapters, the sum of their gradients, and AdamW's two moments; what lies between tensors, less than 512 bytes each, is not counted.
     pub adapters_gradients_adamw_bytes: usize,
     /// Adapters and moments once more, while a checkpoint is written beside the training; where the device's memory is the host's, with
     /// the bytes of its files.
