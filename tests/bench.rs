@@ -29,10 +29,14 @@ fn parts_are_measured_with_the_kernels_of_a_run_or_not_at_all() {
         assert!(found.iter().any(|row| row["shape"] == "median") && found.iter().any(|row| row["shape"] == "largest"));
         assert!(found.iter().all(|row| row["flop"].as_u64() > Some(0) && row["s"]["n"] == 2), "{part}: {found:?}");
     }
-    for part in ["data: ", "optimiser: ", "plugin bucket-to-pair: ", "plugin every-n-steps: "] {
-        let row = rows.iter().find(|row| row["what"].as_str().unwrap().starts_with(part)).expect(part);
+    let row_of = |part: &str| rows.iter().find(|row| row["what"].as_str().unwrap().starts_with(part)).expect(part);
+    for part in ["data: ", "plugin bucket-to-pair: ", "plugin every-n-steps: "] {
+        let row = row_of(part);
         assert!(row["s"]["median"].as_f64() > Some(0.0) && row["flop"].is_null(), "{row}");
     }
+    // Its kernels multiply no matrices: they tell what they move.
+    let optimiser = row_of("optimiser: ");
+    assert!(optimiser["flop"] == 0 && optimiser["bytes"].as_u64() > Some(0), "{optimiser}");
     let tokens = |at: usize| report["shapes"][at]["tokens"].as_u64().unwrap();
     assert!(tokens(0) <= tokens(1));
 

@@ -111,7 +111,9 @@ fn what_a_step_takes_is_measured_there_by_kernel() {
         // The base is in f32 there, and in bf16 on disk.
         assert!(loaded > weights && in_use > weights && reserved >= in_use && host > 0.0, "{shape:#}");
         let computed = of_shape("computed_peak_bytes");
-        assert!((0.8..1.2).contains(&(computed / reserved)), "{computed} computed, {reserved} reserved");
+        assert!((0.8..1.2).contains(&(computed / in_use)), "{computed} computed, {in_use} in use");
+        // Its pages are as large as the largest tensor, and beside these tensors much: a buffer of the adapters takes one for itself.
+        assert!(reserved < 1.6 * computed, "{computed} computed, {reserved} reserved");
     }
 }
 
