@@ -112,7 +112,7 @@ fn what_a_step_takes_is_measured_there_by_kernel() {
         assert!(loaded > weights && in_use > weights && reserved >= in_use && host > 0.0, "{shape:#}");
         let computed = of_shape("computed_peak_bytes");
         assert!((0.8..1.2).contains(&(computed / in_use)), "{computed} computed, {in_use} in use");
-        // Its pages are as large as the largest tensor, and beside these tensors much: a buffer of the adapters takes one for itself.
+        // Pages are as large as the largest tensor that was asked for: beside tensors as small as these, much of them is nobody's.
         assert!(reserved < 1.6 * computed, "{computed} computed, {reserved} reserved");
     }
 }

@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut walls, mut loss) = (Vec::new(), 0.0);
     for step in 0..args.warmup + args.reps {
         let started = Instant::now();
-        let mut gradients = Gradients::default();
+        let mut gradients = Gradients::new(&adapter);
         let losses = engine.accumulate(&adapter, &batch, 1.0 / trained as f64, 0, &mut gradients);
         loss = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / trained as f64;
         if step >= args.warmup {

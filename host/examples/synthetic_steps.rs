@@ -91,7 +91,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut loss = 0.0;
         for _ in 0..=args.steps {
             let started = Instant::now();
-            let mut gradients = Gradients::default();
+            let mut gradients = Gradients::new(&adapter);
             let scale = 1.0 / batch.trained() as f64;
             let losses = engine.accumulate(&adapter, &batch, scale, 0, &mut gradients);
             let factor = clip_factor(global_norm(&gradients), config.clip_norm);

@@ -72,7 +72,7 @@ pub fn provenance(run: &Path, resolved: &Resolved, prepared: &Prepared) -> Resul
 /// in for another.
 ///
 /// # Errors
-/// `device::unavailable`.
+/// `device::unavailable`, `device::unsupported`.
 pub fn kernels(config: &Config) -> Result<BTreeMap<String, Implementation>> {
     let ModelConfig { device, weights, .. } = &config.model;
     // What a configuration does not name is f32.

@@ -29,7 +29,7 @@ impl Setting {
     /// That of a run of `config` in this process.
     ///
     /// # Errors
-    /// `device::unavailable`.
+    /// `device::unavailable`, `device::unsupported`.
     pub fn of(config: &Config) -> Result<Self> {
         let resolved = BTreeMap::from(device::kernels(&config.model.device, config.dtypes())?);
         Ok(Self {
