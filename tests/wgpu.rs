@@ -61,11 +61,12 @@ fn steps_with_activations_in_f16_come_near_those_of_the_cpu() {
     assert_eq!(on_cpu.len(), in_f16.len());
     let mut compared = 0;
     for (cpu, wgpu) in on_cpu.iter().zip(&in_f16) {
-        for field in ["loss", "grad_norm"] {
+        // Updates in f16 lead elsewhere, which gradients show before losses.
+        for (field, tolerance) in [("loss", 1e-2), ("grad_norm", 3e-2)] {
             let [cpu, wgpu] = [cpu, wgpu].map(|metrics| metrics[field].as_f64());
             let (Some(cpu), Some(wgpu)) = (cpu, wgpu) else { continue };
             println!("{field}: {cpu} in f32 on the CPU, {wgpu} in f16 on wgpu");
-            assert!((cpu - wgpu).abs() <= 1e-2 * cpu.max(1.0), "{field}: {cpu} and {wgpu}");
+            assert!((cpu - wgpu).abs() <= tolerance * cpu.max(1.0), "{field}: {cpu} and {wgpu}");
             assert_ne!(cpu, wgpu, "nothing was rounded");
             compared += 1;
         }
