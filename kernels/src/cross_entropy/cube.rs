@@ -39,10 +39,17 @@ fn move_rows<X: Float, Y: Float>(
     }
 }
 
-/// cap * tanh(z / cap). The device's tanh of a large argument may be no number.
+/// `z` where it is no finite number, else 0. By its bits: a device's minimum, maximum and exponential may each make a number of it.
+#[cube]
+fn not_finite(z: f32) -> f32 {
+    let exponent = u32::reinterpret(z) & 0x7f80_0000u32;
+    select(exponent == 0x7f80_0000u32, z, 0.0f32)
+}
+
+/// cap * tanh(z / cap), and `z` where it is no finite number. The device's tanh of a large argument may be no number.
 #[cube]
 fn capped(z: f32, cap: f32) -> f32 {
-    cap * f32::tanh(f32::max(f32::min(z / cap, 15.0f32), -15.0f32))
+    cap * f32::tanh(f32::max(f32::min(z / cap, 15.0f32), -15.0f32)) + not_finite(z)
 }
 
 /// What becomes of the gradient of a row's logits.
@@ -78,9 +85,11 @@ fn row_loss<E: Float>(
     let target = targets[row] as usize;
 
     let mut largest = f32::new(-3.0e38);
+    let mut lost = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < classes {
         let mut z = logits[start + i];
+        lost += not_finite(z);
         if comptime!(softcap) {
             z = capped(z, cap);
         }
@@ -88,6 +97,8 @@ fn row_loss<E: Float>(
         i += UNITS;
     }
     let largest = max_units(largest, &mut partial);
+    // 0, or no finite number, and then the loss is none either.
+    let lost = sum_units(lost, &mut partial);
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < classes {
@@ -106,7 +117,7 @@ fn row_loss<E: Float>(
     sync_cube();
     if wanted {
         if UNIT_POS == 0u32 {
-            loss[places[row] as usize] = f32::ln(sum) + largest - at_target;
+            loss[places[row] as usize] = f32::ln(sum) + largest - at_target + lost;
         }
         if comptime!(gradient != Gradient::Unwanted) {
             let mut i = UNIT_POS as usize;

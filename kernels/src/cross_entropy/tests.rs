@@ -210,3 +210,18 @@ fn a_target_outside_the_vocabulary_is_refused() {
     let case = Case { targets: vec![10], ..case(1, 2, 10, 0) };
     case.run(None, 1.0, 1, false);
 }
+
+/// A gate looks at the loss: it must not be that of another model.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[test]
+fn a_row_that_is_no_finite_number_has_no_finite_loss() {
+    for lost in [f32::NAN, f32::INFINITY, 3e38] {
+        let mut case = case(5, 4, 300, 0);
+        case.hidden[4..8].fill(lost);
+        for softcap in [None, Some(30.0)] {
+            let (loss, _) = case.run(softcap, 1.0, 3, true);
+            let finite: Vec<bool> = loss.iter().map(|loss| loss.is_finite()).collect();
+            assert_eq!(finite, [true, false, true, true, true], "{lost} {softcap:?}: {loss:?}");
+        }
+    }
+}
