@@ -125,6 +125,11 @@ impl Model<'_> {
         }
     }
 
+    /// Bytes of `n` rows, each of so many values that operations pass to each other and so many in f32.
+    pub(super) fn bytes(&self, n: usize, passed_on: usize, in_f32: usize) -> usize {
+        n * (passed_on * self.activation_bytes() + in_f32 * F32)
+    }
+
     /// Layers, from the first, that are recomputed.
     pub fn recomputed_layers(&self) -> usize {
         match self.train.recompute {
@@ -143,7 +148,7 @@ impl Model<'_> {
     pub fn memory(&self, shape: Shape) -> Memory {
         let (n, hidden) = (shape.tokens(), self.text.hidden_size);
         let stream = n * hidden * F32;
-        let normed = n * hidden * self.activation_bytes();
+        let normed = self.bytes(n, hidden, 0);
         let kept_stream = n * hidden * self.train.residuals.size_bytes();
         let adapters = self.lora.parameters() * F32;
         let fixed = self.process_bytes + self.base_bytes + 4 * adapters + self.snapshot_bytes();
@@ -243,7 +248,7 @@ impl Model<'_> {
         };
         let (attention_slots, dense_slots) = (&Slot::ALL[..4], &Slot::ALL[4..]);
         let projections = q + if layer.k_eq_v { kv } else { 2 * kv } + hidden;
-        let of = |passed_on: usize, in_f32: usize| n * (passed_on * self.activation_bytes() + in_f32 * F32);
+        let of = |passed_on, in_f32| self.bytes(n, passed_on, in_f32);
         // their result and log-sum-exp with them
         let attention_products = of(projections + q + rank(attention_slots), self.text.heads);
         let dense_products = of(2 * dense + hidden + rank(dense_slots), 0);

@@ -169,7 +169,7 @@ impl Model<'_> {
         let (hidden, dense) = (self.text.hidden_size, self.text.intermediate_size);
         let of_layer = |layer: &LayerConfig| {
             let (q, kv) = (self.text.heads * layer.head_dim, layer.kv_heads * layer.head_dim);
-            let of = |passed_on: usize, in_f32: usize| n * (passed_on * self.activation_bytes() + in_f32 * F32);
+            let of = |passed_on, in_f32| self.bytes(n, passed_on, in_f32);
             // stream and its norm; queries, keys, values, result and log-sum-exp
             let attention = of(hidden + 2 * q + 2 * kv, hidden + self.text.heads) + self.attention_workspace(layer, n);
             // the stream; gate, up and their activation
@@ -187,7 +187,7 @@ impl Model<'_> {
     fn head_forward(&self, n: usize) -> usize {
         let (hidden, vocab) = (self.text.hidden_size, self.text.vocab_size);
         let chunk = self.train.loss_chunk_rows.min(n);
-        n * hidden * self.activation_bytes() + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, vocab)
+        self.bytes(n, hidden, 0) + cross_entropy::workspace_bytes(self.runtime, chunk, hidden, vocab)
     }
 }
 
